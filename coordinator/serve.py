@@ -34,8 +34,9 @@ from epochal.coordinator.run.genesis import NO_GENESIS, Genesis
 from epochal.coordinator.run.opening import ServiceOptions, signing_key_of
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.waiting_to_start import open_in_turn, open_when_kept
-from epochal.coordinator.store.open import Store, open_store
+from epochal.coordinator.store.open import open_store
 from epochal.coordinator.store.replication import Program
+from epochal.coordinator.store.store import Store
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.connections.descriptors import allow_connections, connection_limit
 from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections

@@ -10,7 +10,7 @@ from benchmarks.figures import Figure
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.blobs import one_piece
 from epochal.coordinator.store.files.opening import open_folder_store
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.state.wire import sha256_hex
 
 EACH_S = 5.0
@@ -46,7 +46,7 @@ async def measure(folder: Path) -> list[Figure]:
 class _Records:
     """Keeps records and blobs in a store."""
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._sequence = 0
 

@@ -28,7 +28,6 @@ from epochal.coordinator.run.run_journal import RunJournal
 from epochal.coordinator.store.blobs import BlobStore, one_piece
 from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.coordinator.store.files.opening import UNNAMED_RUN, open_folder_store
-from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot
 from epochal.runtime.worker_thread import InlineWorker
@@ -48,6 +47,7 @@ from epochal.state.model.replica import Replica, checkpoint_bytes
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.simulate.memory_store import MemoryJournal
 
 CLIENTS = 3
 ROUNDS = 10_000

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import secrets
 
-from epochal.coordinator.store.keys import CoordinatorKeys
+from epochal.coordinator.store.sql.notes import Keys
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
@@ -20,7 +20,7 @@ class AdminToken:
         self._sha256 = token_sha256
 
     @classmethod
-    async def load_or_create(cls, keys: CoordinatorKeys, *, anew: bool = False) -> tuple["AdminToken", str | None]:
+    async def load_or_create(cls, keys: Keys, *, anew: bool = False) -> tuple["AdminToken", str | None]:
         """Return the operator's token, and its text only if it was created by this call.
 
         Args:
@@ -41,7 +41,7 @@ class AdminToken:
         kept = await keys.create_admin_token_sha256(digest)
         return cls(kept), token if kept == digest else None
 
-    async def refresh(self, keys: CoordinatorKeys) -> None:
+    async def refresh(self, keys: Keys) -> None:
         """Read the hash again: another coordinator of the run may have replaced it. Raise `StoreFailed` if it fails."""
         self._sha256 = await keys.admin_token_sha256() or self._sha256
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.blobs import BlobReader
-from epochal.coordinator.store.recorded_blobs import RecordedBlobReader
+from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobReader
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.messages.requests import ResultsPage

@@ -12,7 +12,7 @@ from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.records import Kept, opened_by, replay_unchecked
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.journal_proof import parse_proof
-from epochal.coordinator.store.journal import JournalReader, StoredProof
+from epochal.coordinator.store.sql.history import JournalReader, StoredProof
 from epochal.runtime.long_work import long_work
 from epochal.runtime.worker_thread import InlineWorker, Worker
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import published_by
-from epochal.coordinator.store.journal import JournalReader
+from epochal.coordinator.store.sql.history import JournalReader
 from epochal.state.documents import Count, HexSha256
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex

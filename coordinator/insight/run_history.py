@@ -19,7 +19,7 @@ from epochal.coordinator.insight.speed_explanations import SpeedExplanations
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.records import Kept
 from epochal.coordinator.proof.compaction import Fold
-from epochal.coordinator.store.journal import Journal
+from epochal.coordinator.store.sql.journal import Journal
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal

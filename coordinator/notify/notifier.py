@@ -23,7 +23,7 @@ from epochal.coordinator.notify.addresses import Address
 from epochal.coordinator.notify.conditions import DueNews, KnownSoFar, Room, due_news
 from epochal.coordinator.notify.notice_sending import Result, tell
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.store.open import StoreUpkeep
+from epochal.coordinator.store.store import Store
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.notify_table import NoticeKind
@@ -61,7 +61,7 @@ class Notifier:
         self,
         service: CoordinatorService,
         insight: ReadSide,
-        store: StoreUpkeep,
+        store: Store,
         addresses: tuple[Address, ...],
         client: httpx.AsyncClient,
         count: Callable[[NoticeKind, Result], None],

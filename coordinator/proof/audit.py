@@ -22,9 +22,10 @@ from epochal.coordinator.proof.journal_proof import is_named_by, join_problems, 
 from epochal.coordinator.proof.kept_blobs import wrong_blobs
 from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
 from epochal.coordinator.proof.recompute import Recomputed, recompute
-from epochal.coordinator.store.journal import JournalReader, StoredProof
-from epochal.coordinator.store.keys import KEY_LOST, CoordinatorKeyReader
-from epochal.coordinator.store.open import StoreReader, open_store_reader
+from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator.store.sql.history import JournalReader, StoredProof
+from epochal.coordinator.store.sql.notes import KEY_LOST, Keys
+from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import long_work
 from epochal.state.client_names import shown_client
 from epochal.state.errors import StoreFailed
@@ -247,7 +248,7 @@ def _check_named(run: Run, stored: StoredProof | None, found: _Findings) -> None
             found.problem(f"the kept checkpoint of step {oldest.step} is of another replica than was attested")
 
 
-async def _wrong_key(run: Run, keys: CoordinatorKeyReader) -> str | None:
+async def _wrong_key(run: Run, keys: Keys) -> str | None:
     """Return what is wrong with the coordinator's key that is kept with the run, or None."""
     try:
         private_key = await keys.private_key()

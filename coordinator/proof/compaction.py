@@ -27,8 +27,8 @@ from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.stimuli import JournalCompacted
 from epochal.coordinator.proof.journal_proof import is_named, is_named_by, join_problems, named, parse_proof, proof_of
 from epochal.coordinator.proof.ledger import Ledger
-from epochal.coordinator.store.journal import StoredProof
-from epochal.coordinator.store.open import Store
+from epochal.coordinator.store.sql.history import StoredProof
+from epochal.coordinator.store.store import Store
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import EpochalError, StoreFailed
 from epochal.state.wire import sha256_hex

@@ -13,7 +13,7 @@ from epochal.coordinator.machine.journal_records import Snapshot
 from epochal.coordinator.machine.records import Replayed
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
-from epochal.coordinator.store.journal import StoredProof
+from epochal.coordinator.store.sql.history import StoredProof
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.intervals import BatchId, coalesce
 from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex

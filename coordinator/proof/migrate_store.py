@@ -33,7 +33,7 @@ from epochal.coordinator.store.postgres.place import ServerPlace
 from epochal.coordinator.store.replication import LEASE_S
 from epochal.coordinator.store.sql.copying import copy_rows, remove_run
 from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, BLOBS_OWNER, MOVED, OBJECT_STORE, ORIGIN, STATE_FILE
-from epochal.coordinator.store.sql.store import SqlReader
+from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.state.errors import InvalidInput, StoreFailed
 
@@ -102,7 +102,7 @@ async def move(source: str, target: str, folder: Path | None, progress: Progress
 
 
 @contextlib.asynccontextmanager
-async def _marked(reader: SqlReader, to: str) -> AsyncIterator[None]:
+async def _marked(reader: StoreReader, to: str) -> AsyncIterator[None]:
     """Mark a run as moved, so that no coordinator serves it; take the mark back if the context is left with an error.
 
     A mark to the same place that a move before has left stays then: the run may be there.
@@ -139,7 +139,7 @@ async def _marked(reader: SqlReader, to: str) -> AsyncIterator[None]:
         raise
 
 
-async def _into_database(source: SqlReader, target: str, folder: Path | None, progress: Progress) -> MoveReport:
+async def _into_database(source: StoreReader, target: str, folder: Path | None, progress: Progress) -> MoveReport:
     found, address = await _found(source), parse_address(target)
     run_id = found.run.state_file.run_id
     if address.run_id not in (None, run_id):
@@ -190,7 +190,7 @@ async def _remove_again(database: PostgresDatabase, run_id: str) -> None:
         ) from error
 
 
-async def _into_folder(source: SqlReader, target: Path, progress: Progress) -> MoveReport:
+async def _into_folder(source: StoreReader, target: Path, progress: Progress) -> MoveReport:
     found = await _found(source)
     async with BackupFolder.making(target) as folder:
         await _copy_blobs(source, found, folder.blobs, progress)
@@ -207,7 +207,7 @@ async def _into_folder(source: SqlReader, target: Path, progress: Progress) -> M
     return MoveReport(found.run.state_file.run_id, str(target), after)
 
 
-async def _copy_blobs(source: SqlReader, found: _Found, target: BlobStore, progress: Progress) -> None:
+async def _copy_blobs(source: StoreReader, found: _Found, target: BlobStore, progress: Progress) -> None:
     """Copy blobs that lie in files. Raise `StoreFailed` if the bytes of one are not what its name says."""
     size_bytes = sum(blob.size_bytes for blob in found.blobs)
     progress(f"copying {len(found.blobs)} blobs, {size_bytes:,} bytes")
@@ -220,7 +220,7 @@ async def _copy_blobs(source: SqlReader, found: _Found, target: BlobStore, progr
             await target.receive(blob.sha256, blob.size_bytes, pieces)
 
 
-async def _found(source: SqlReader) -> _Found:
+async def _found(source: StoreReader) -> _Found:
     """Return the run at the source. Raise `StoreFailed` unless it is whole, and its key is there."""
     run = (await last_of(source)).run
     await check_key(source.keys, run, source.name)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import blobs_needed, state_file_text
-from epochal.coordinator.store.open import StoreUpkeep
+from epochal.coordinator.store.store import Store
 from epochal.runtime.broadcast import Broadcast
 from epochal.state.errors import StoreBlocked, StoreConflict, StoreFailed
 from epochal.state.phase_names import ROUND_PHASES, RunState
@@ -81,7 +81,7 @@ class Maintenance:
 
     def __init__(
         self,
-        store: StoreUpkeep,
+        store: Store,
         run_now: Callable[[], Run],
         fail: Callable[[StoreFailed], None],
         catch_up: Callable[[], Awaitable[object]] = _know_all,

@@ -20,9 +20,9 @@ from epochal.coordinator.proof.kept_blobs import check_blobs_are_there
 from epochal.coordinator.run.followers import Follower
 from epochal.coordinator.run.genesis import NO_GENESIS, Genesis, GenesisRules, keep_made_genesis
 from epochal.coordinator.run.run_journal import RunJournal
-from epochal.coordinator.store.keys import KEY_LOST
-from epochal.coordinator.store.open import Store
 from epochal.coordinator.store.replication import Heartbeats
+from epochal.coordinator.store.sql.notes import KEY_LOST
+from epochal.coordinator.store.store import Store
 from epochal.runtime.clock import Clock, RunClock
 from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.checkpoint_parts import digests_of

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from epochal.coordinator.run.liveness import Liveness
-from epochal.coordinator.store.open import ServedStore
 from epochal.coordinator.store.replication import LEASE_S, MEETING_S, Heartbeats, Replication
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import StoreBlocked, StoreFailed
 from epochal.state.wire import ClientId
 
@@ -64,7 +64,7 @@ class Following:
 class Replicas:
     """The meetings of one service with the others of its run; nothing to do where the store keeps out all others."""
 
-    def __init__(self, store: ServedStore, liveness: Liveness, following: Following) -> None:
+    def __init__(self, store: Store, liveness: Liveness, following: Following) -> None:
         self._store = store
         self._replication: Replication | None = store.replication
         self._liveness = liveness

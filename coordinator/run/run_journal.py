@@ -30,7 +30,7 @@ from epochal.coordinator.machine.stimuli import Stamped
 from epochal.coordinator.machine.views import document_of
 from epochal.coordinator.proof.counted_replay import replay_segment
 from epochal.coordinator.run.publication import Published
-from epochal.coordinator.store.journal import Journal
+from epochal.coordinator.store.sql.journal import Journal
 from epochal.state.documents import RunDocument
 from epochal.state.errors import StoreConflict, StoreFailed
 from epochal.state.wire import Sha256

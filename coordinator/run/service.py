@@ -40,7 +40,7 @@ from epochal.coordinator.run.replicas import Following, Replicas
 from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
 from epochal.coordinator.run.stimulus_queue import HandledGroup, StimulusQueue, Waiting
 from epochal.coordinator.run.store_health import StoreHealth
-from epochal.coordinator.store.recorded_blobs import DROPPED_AT_A_TIME
+from epochal.coordinator.store.sql.recorded_blobs import DROPPED_AT_A_TIME
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from epochal.state.phase_names import RunState

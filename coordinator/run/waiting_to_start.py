@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.store.open import ServedStore
+from epochal.coordinator.store.store import Store
 from epochal.runtime.http.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from epochal.runtime.http.problem_json import problem_response
 from epochal.runtime.retry import RetryPolicy
@@ -57,7 +57,7 @@ async def open_when_kept(open_all: Callable[[], Awaitable[T]], wait_s: float) ->
 
 
 async def open_in_turn(
-    open_service: Callable[[], Awaitable[CoordinatorService]], store: ServedStore, endpoint: Endpoint
+    open_service: Callable[[], Awaitable[CoordinatorService]], store: Store, endpoint: Endpoint
 ) -> CoordinatorService:
     """Return the service of a run, once no coordinators of older rules serve it.
 
@@ -79,7 +79,7 @@ async def open_in_turn(
     return await open_service()
 
 
-async def _wait(other: OtherRules, store: ServedStore, endpoint: Endpoint) -> None:
+async def _wait(other: OtherRules, store: Store, endpoint: Endpoint) -> None:
     """Return once nobody has served the run for `GONE_FOR_S`."""
     reason = f"waits for the coordinators of older rules that serve the run in {store.name}: {other.message}"
     log.warning("waiting_for_older_coordinators", extra={"reason": reason})
@@ -91,7 +91,7 @@ async def _wait(other: OtherRules, store: ServedStore, endpoint: Endpoint) -> No
     log.warning("older_coordinators_gone", extra={"absent_s": absent_s})
 
 
-async def _may_be_served(store: ServedStore) -> bool:
+async def _may_be_served(store: Store) -> bool:
     try:
         return await store.is_served()
     except StoreBlocked:

@@ -3,24 +3,16 @@
 import importlib
 import re
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import ModuleType
-from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
-from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.files.backup_folder import refuse_unfinished
 from epochal.coordinator.store.files.folder import run_directory_in
 from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
-from epochal.coordinator.store.journal import Journal, JournalReader
 from epochal.coordinator.store.kept_runs import KeptRun
-from epochal.coordinator.store.keys import CoordinatorKeyReader, CoordinatorKeys
-from epochal.coordinator.store.recorded_blobs import RecordedBlobs
-from epochal.coordinator.store.replication import Program, Replication
-from epochal.coordinator.store.run_blobs import RunBlobs
-from epochal.coordinator.store.sql.store import SqlReader, SqlStore
-from epochal.runtime.clock import Clock
+from epochal.coordinator.store.replication import Program
+from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import ExtraMissing, InvalidInput
@@ -36,105 +28,6 @@ _OTHER_STORE = re.compile(
 
 class NoRunThere(InvalidInput):
     """A folder or database that should hold a run holds none. The user's fault."""
-
-
-class StoreReader(Protocol):
-    """A run that is only read; meanwhile a coordinator may serve it."""
-
-    @property
-    def name(self) -> str:
-        """The store's name in messages."""
-
-    @property
-    def journal(self) -> JournalReader: ...
-
-    @property
-    def blobs(self) -> BlobReader: ...
-
-    @property
-    def keys(self) -> CoordinatorKeyReader: ...
-
-    def copying(self) -> AbstractAsyncContextManager[None]:
-        """Let the coordinator keep its blobs while the context is entered: its sweeps wait, for a bounded time.
-
-        Raises:
-            StoreFailed: a sweep does not end.
-        """
-
-    async def served_at(self) -> str | None:
-        """Return the address that the coordinator noted that serves the run now; None if none is known to serve it."""
-
-
-class ServedStore(Protocol):
-    """The coordinators that serve a run, as its store knows of them."""
-
-    @property
-    def name(self) -> str:
-        """The store's name in messages."""
-
-    @property
-    def replication(self) -> Replication | None:
-        """Its meetings with other coordinators of the run; None if the lock keeps out all others."""
-
-    @property
-    def is_backup(self) -> bool:
-        """Whether it is a backup from which no coordinator has started yet."""
-
-    async def is_served(self) -> bool:
-        """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
-
-    async def note_served(self) -> None:
-        """Note that a coordinator has started from it: it is no backup any more."""
-
-    def note_address(self, url: str) -> None:
-        """Note where the run is served, until the store is closed. A medium that fails is logged."""
-
-
-class StoreUpkeep(Protocol):
-    """The part of a store that is swept, and kept up to date, while a run is served."""
-
-    @property
-    def blobs(self) -> RunBlobs: ...
-
-    @property
-    def recorded_blobs(self) -> RecordedBlobs:
-        """Those of its blobs that the journal keeps with its records."""
-
-    def sweeping(self) -> AbstractAsyncContextManager[bool]:
-        """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile.
-
-        Raises:
-            StoreFailed: the medium fails.
-        """
-
-    async def save_state_file(self, text: str) -> None:
-        """Replace the kept `state.toml` atomically. Raise `StoreBlocked` or `StoreFailed` if the medium fails."""
-
-    async def check_room(self, size_bytes: int) -> None:
-        """Raise `StoreBlocked` or `StoreFailed` unless this many bytes more can be kept now."""
-
-
-class Store(StoreReader, ServedStore, StoreUpkeep, Protocol):
-    """A run that a coordinator serves. Opening it takes an exclusive lock if the medium has locks."""
-
-    @property
-    def journal(self) -> Journal: ...
-
-    @property
-    def blobs(self) -> RunBlobs: ...
-
-    @property
-    def keys(self) -> CoordinatorKeys: ...
-
-    @property
-    def retry_s(self) -> float:
-        """Time between two attempts to go on while it keeps nothing."""
-
-    def clock(self, system: Clock) -> Clock:
-        """Return the clock that all coordinators of the run share; this machine's if there is only one."""
-
-    async def aclose(self) -> None:
-        """Release the lock. May be called again."""
 
 
 async def open_store(
@@ -163,7 +56,7 @@ async def open_store(
     """
     if is_database(url):
         opening = _database_opening(url)
-        opened: SqlStore = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder, program)
+        opened: Store = await opening.open_database_store(url, max_blob_bytes, blobs, run_id, blobs_folder, program)
         return opened
     if blobs_folder is not None:
         raise InvalidInput(f"--blobs goes with a store in a database; {without_password(url)} keeps its blobs itself")
@@ -172,7 +65,7 @@ async def open_store(
     return await open_folder_store(run_dir or folder, max_blob_bytes, blobs, run_id)
 
 
-def open_store_reader(url: str) -> SqlReader:
+def open_store_reader(url: str) -> StoreReader:
     """Open a store to read its run, without a lock and without changing it.
 
     Raises:
@@ -180,7 +73,7 @@ def open_store_reader(url: str) -> SqlReader:
         StoreFailed: a database cannot be read.
     """
     if is_database(url):
-        found: SqlReader = _database_opening(url).open_database_reader(url)
+        found: StoreReader = _database_opening(url).open_database_reader(url)
         return found
     return open_folder_reader(run_directory_of(url))
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from epochal.coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found, read_again
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.reading import OpenObject
-from epochal.coordinator.store.recorded_blobs import RecordedBlobs
+from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobs
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
@@ -85,7 +85,8 @@ class RunBlobs(LayeredReader):
 
     async def _lies_elsewhere(self, sha256: Sha256) -> bool:
         """Return whether a blob is held where no new ones are kept."""
-        for place in (*self._others, self._recorded):
+        places: tuple[BlobReader, ...] = (*self._others, self._recorded)
+        for place in places:
             if await place.size(sha256) is not None:
                 return True
         return False

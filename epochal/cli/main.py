@@ -83,7 +83,7 @@ COMMANDS = {
     "operate.move:move": (
         "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
     ),
-    "operate.backup:backup": "Copy a run to a new folder while it runs; with --verify, read a copy back completely.",
+    "operate.backup:backup": "Copy a run to a new folder while it runs; `epochal audit` reads a copy back completely.",
     "show.evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
     ),

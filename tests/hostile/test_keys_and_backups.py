@@ -107,7 +107,7 @@ async def test_backup_that_takes_longer_than_epochs_is_whole_and_starts(tmp_path
         assert len(run.events(run.coordinator, "blobs_swept")) == swept, "sweeps wait for the backup"
         backup.send_signal(signal.SIGCONT)
         assert await backup.wait() == 0
-        (await run.command("backup", "--verify", str(to))).expect(0, "all checks passed")
+        (await run.command("audit", str(to))).expect(0, "all checks passed")
         await run.until(lambda _: len(run.events(run.coordinator, "blobs_swept")) > swept)
         await run.stop_coordinator()
         shutil.rmtree(run.run_dir)

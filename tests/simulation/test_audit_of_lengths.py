@@ -62,10 +62,11 @@ async def test_audit_finds_a_result_of_another_length_than_was_kept() -> None:
 async def test_audit_finds_factors_that_do_not_follow_from_the_lengths() -> None:
     async with simulated_run(STATE, seed=1) as run:
         await run.play(NUMPY, NUMPY, NUMPY)
-        store = run.coordinator.store
+        store = run.coordinator.reader
         assert (await audit(store, with_parameters=False)).problems == ()
         segments = run.coordinator.journal.segments
         segments[1] = replace(segments[1], records=tuple(map(with_longer_results, segments[1].records)))
+        run.coordinator.journal.segments = segments
         report = await audit(store, with_parameters=False)
         assert not report.replay_identical
         assert "replays to another document than was published" in report.problems[0]

@@ -6,9 +6,9 @@ import pytest
 
 from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from epochal.coordinator.run.service_events import ServiceEvent
-from epochal.coordinator.store.memory import MemoryBlobs
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
+from tests.support.simulate.memory_store import MemoryBlobs
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import prove, simulated_run, small_state
 from tests.support.simulate.virtual_time import in_virtual_time

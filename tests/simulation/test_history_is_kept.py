@@ -2,13 +2,13 @@
 compacted, while coordinators are killed and the journal goes back."""
 
 import asyncio
+import random
 
 import pytest
 
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.run_history import read_history
 from epochal.coordinator.machine.journal_records import Segment
-from epochal.coordinator.store.journal import StoredProof
 from tests.support.drive.journaled_run import compact_state
 from tests.support.simulate.simulated_coordinator import SlowJournal
 from tests.support.simulate.simulated_run import BOUND_S, repeatedly, simulated_run
@@ -26,14 +26,13 @@ SHORT_EPOCHS = {
 class WholeBeside(SlowJournal):
     """A journal that is compacted, and remembers what was deleted."""
 
-    dropped: tuple[Segment, ...] = ()
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(chance)
+        self.dropped: list[Segment] = []
 
     async def drop_covered(self, segment_count: int) -> None:
-        self.dropped += tuple(segment for segment in self.segments if segment.number < segment_count)
+        self.dropped += [segment for segment in self.segments if segment.number < segment_count]
         await super().drop_covered(segment_count)
-
-    async def keep_proof(self, proof: StoredProof) -> None:
-        await super().keep_proof(proof)
 
     def whole(self) -> "SlowJournal":
         """The same journal, as if it had never been compacted."""
@@ -77,5 +76,5 @@ async def test_history_kept_by_coordinators_is_that_of_the_journal(
         told = [client for detail in kept.history.details for client in detail.clients if client.upload_s is not None]
         assert len(told) > 2, "clients report what they know of a round afterwards, too"
         assert content((await read_history(journal)).history) == found
-        assert journal.stored_history is not None, "starts began with it"
+        assert await journal.kept_history() is not None, "starts began with it"
         assert content((await read_history(journal.whole())).history) == found

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from epochal.coordinator.run.run_journal import MAX_SEGMENT_RECORDS
-from epochal.coordinator.store.journal import StoredProof
+from epochal.coordinator.store.sql.history import StoredProof
 from tests.support.drive.journaled_run import compact_state
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_coordinator import SlowJournal

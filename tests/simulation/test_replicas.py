@@ -12,7 +12,6 @@ from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientsFellSi
 from epochal.coordinator.run.liveness import GONE_AFTER_S
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
 from epochal.coordinator.store.replication import LEASE_S, MEETING_S
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
@@ -22,6 +21,7 @@ from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
 from tests.simulation.test_two_coordinators import id_of, join_of
 from tests.support.data.states import state_file
+from tests.support.simulate.memory_store import MemoryDatabase, MemoryJournal, MemoryMeetings, MemoryStore
 from tests.support.simulate.poor_replication import PoorReplication
 from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
@@ -30,24 +30,24 @@ READY = ReadyReport(0, Sha256("0" * 64), "data")
 
 
 async def opened_replica(
-    journal: MemoryJournal, meetings: MemoryMeetings, state: StateFile
+    database: MemoryDatabase, meetings: MemoryMeetings, state: StateFile
 ) -> tuple[CoordinatorService, PoorReplication]:
     """Return another coordinator of the run, which does not serve it yet."""
-    store = MemoryStore(state.blobs.max_total_bytes, journal)
-    store.replication = found = PoorReplication(meetings, journal)
-    options = ServiceOptions(store, VirtualClock(), "ab" * 32, RunHistory(journal, InlineWorker()))
+    store = MemoryStore(state.blobs.max_total_bytes, MemoryJournal(database))
+    store.replication = found = PoorReplication(meetings, database)
+    options = ServiceOptions(store, VirtualClock(), "ab" * 32, RunHistory(store.journal, InlineWorker()))
     return await CoordinatorService.open(options, state), found
 
 
 @contextlib.asynccontextmanager
 async def replicas(count: int = 3, **overrides: Any) -> AsyncIterator[list[tuple[CoordinatorService, PoorReplication]]]:
     """Yield coordinators of one run, which learn of records in their meetings only."""
-    journal, meetings = MemoryJournal(), MemoryMeetings()
+    database, meetings = MemoryDatabase(), MemoryMeetings()
     state = state_file(config__init_min_clients=200, config__client_timeout_s=TIMEOUT_S, **overrides)
     async with asyncio.TaskGroup() as tasks:
         opened, serving = [], []
         for _ in range(count):
-            service, found = await opened_replica(journal, meetings, state)
+            service, found = await opened_replica(database, meetings, state)
             serving.append(tasks.create_task(service.serve()))
             await service.started.wait()
             opened.append((service, found))
@@ -84,9 +84,9 @@ async def test_coordinator_stopped_while_another_starts_is_not_alone_after_that(
         store = stopped._options.store
         await asyncio.sleep(LEASE_S + MEETING_S / 2)
         assert stopped.replicas.is_alone
-        assert isinstance(store.journal, MemoryJournal)
+        assert isinstance(store, MemoryStore)
         replication.goes_on.clear()
-        newcomer, _ = await opened_replica(store.journal, replication.meetings, stopped.run.state_file)
+        newcomer, _ = await opened_replica(store.journal.database, replication.meetings, stopped.run.state_file)
         serving = tasks.create_task(newcomer.serve())
         await newcomer.started.wait()
         assert not stopped.replicas.is_alone

@@ -5,6 +5,7 @@ reach the end of the run. A seed that fails will fail again.
 """
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -137,9 +138,9 @@ class ForgetfulJournal(SlowJournal):
     """A broken journal: the last record is lost when the machine stops, although it was acknowledged."""
 
     def lose_power(self) -> None:
-        last = self.segments[-1]
+        *before, last = self.segments
         if last.records:
-            self.segments[-1] = type(last)(last.number, last.snapshot, last.records[:-1])
+            self.segments = [*before, replace(last, records=last.records[:-1])]
 
 
 def test_store_that_forgets_what_it_kept_is_caught() -> None:

@@ -9,16 +9,17 @@ fails will fail again.
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from epochal.coordinator.machine.journal_records import JournalRecord
+from epochal.coordinator.store.sql.database import Row, Statement
 from epochal.run_manager.agent import EndReason
 from epochal.state.documents import Outcome
 from tests.support.simulate.safety import SafetyBroken
 from tests.support.simulate.simulated_client import SimulatedClient
-from tests.support.simulate.simulated_database import QUICK_S, VouchingJournal
+from tests.support.simulate.simulated_database import QUICK_S, VouchingDatabase
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_process import ProcessLoop
 from tests.support.simulate.simulated_replicas import ReplicatedRun, replicated_run
@@ -222,22 +223,23 @@ def test_database_whose_clock_was_set_by_a_minute_drops_nobody(caplog: pytest.Lo
     assert not [change for change in changes if "silent" in change]
 
 
-class ForgetfulJournal(VouchingJournal):
-    """A broken journal: one record that changed the run document is lost although it was acknowledged."""
+class ForgetfulDatabase(VouchingDatabase):
+    """A broken database: one record that changed the run document is lost although it was acknowledged."""
 
-    lost: JournalRecord | None = None
+    has_lost = False
 
-    async def append(self, record: JournalRecord) -> None:
-        version = max(self.kept)
-        await super().append(record)
-        if self.lost is None and record.sequence >= 10 and record.version > version:
-            self.lost, last = record, self.segments[-1]
-            self.segments[-1] = replace(last, records=last.records[:-1])
+    def _transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        version = max(self.kept, default=0)
+        rows = super()._transact(statements)
+        if not self.has_lost and max(self.kept, default=0) > version and self.sequence >= 10:
+            self.has_lost, segments = True, self.segments
+            self.segments = [*segments[:-1], replace(segments[-1], records=segments[-1].records[:-1])]
+        return rows
 
 
 def test_database_that_forgets_what_it_kept_is_caught() -> None:
     async def main() -> None:
-        async with replicated_run(small_state(batches=6), seed=1, journal=ForgetfulJournal()) as run:
+        async with replicated_run(small_state(batches=6), seed=1, memory=ForgetfulDatabase()) as run:
             await run.ends(run.start_clients(4), BOUND_S)
 
     with pytest.raises(BaseExceptionGroup) as caught:

@@ -4,13 +4,12 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
 
 from epochal.coordinator.insight.run_history import RunHistory
-from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.records import RecordBody, replay
 from epochal.coordinator.machine.stimuli import (
     STIMULI,
@@ -23,7 +22,7 @@ from epochal.coordinator.machine.stimuli import (
 )
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
-from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
+from epochal.coordinator.store.sql.database import Row, Statement
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
@@ -32,6 +31,7 @@ from epochal.state.messages.requests import Capabilities
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, parse_document, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.simulate.memory_store import MemoryDatabase, MemoryJournal, MemoryStore
 from tests.support.simulate.simulated_coordinator import SlowJournal
 from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
@@ -56,13 +56,13 @@ def join_of(number: int, invitation: Sha256 | None = None) -> ClientJoined:
 
 @contextlib.asynccontextmanager
 async def coordinators(
-    journal: MemoryJournal, chance: random.Random, state: StateFile, count: int = 2
+    database: MemoryDatabase, chance: random.Random, state: StateFile, count: int = 2
 ) -> AsyncIterator[list[CoordinatorService]]:
     """Open `count` coordinators of one run at once, and yield them."""
 
     async def opened() -> CoordinatorService:
-        store = MemoryStore(state.blobs.max_total_bytes, journal)
-        history, new_seed = RunHistory(journal, InlineWorker()), lambda: chance.randbytes(32).hex()
+        store = MemoryStore(state.blobs.max_total_bytes, SlowJournal(chance, database))
+        history, new_seed = RunHistory(store.journal, InlineWorker()), lambda: chance.randbytes(32).hex()
         parts = ServiceOptions(store, VirtualClock(), "ab" * 32, history, new_seed=new_seed)
         return await CoordinatorService.open(parts, state)
 
@@ -77,10 +77,10 @@ async def coordinators(
             task.cancel()
 
 
-def joins_and_withdrawals(journal: MemoryJournal) -> Counter[tuple[str, ClientId]]:
+def joins_and_withdrawals(database: MemoryDatabase) -> Counter[tuple[str, ClientId]]:
     """Count each client's messages in the journal."""
     found: Counter[tuple[str, ClientId]] = Counter()
-    for segment in journal.segments:
+    for segment in database.segments:
         for record in segment.records:
             for stamped in STIMULI.validate_json(parse_document(RecordBody, record.body).stimuli):
                 if isinstance(stamped.stimulus, ClientJoined | ClientWithdrew):
@@ -88,9 +88,9 @@ def joins_and_withdrawals(journal: MemoryJournal) -> Counter[tuple[str, ClientId
     return found
 
 
-async def check_agrees(service: CoordinatorService, journal: MemoryJournal) -> None:
+async def check_agrees(service: CoordinatorService, database: MemoryDatabase) -> None:
     """Check that the service that appended last shows the run to which the journal replays."""
-    segment = await journal.load()
+    segment = await MemoryJournal(database).load()
     assert segment is not None
     replayed = replay(segment)
     assert service.run == replayed.run
@@ -104,8 +104,8 @@ async def test_two_coordinators_of_one_journal_lose_and_double_nothing(
 ) -> None:
     caplog.set_level("INFO", "epochal.coordinator.run.service")
     chance = random.Random(seed)
-    journal = SlowJournal(chance)
-    async with coordinators(journal, chance, state_file(config__init_min_clients=200)) as services:
+    database = MemoryDatabase()
+    async with coordinators(database, chance, state_file(config__init_min_clients=200)) as services:
 
         async def one_client(number: int) -> None:
             service = chance.choice(services)
@@ -120,13 +120,13 @@ async def test_two_coordinators_of_one_journal_lose_and_double_nothing(
                 tasks.create_task(one_client(number))
         for number, service in enumerate(services, CLIENTS):
             await service.submit(join_of(number))
-            await check_agrees(service, journal)
+            await check_agrees(service, database)
         staying = {id_of(number) for number in range(CLIENTS) if number % 3} | {id_of(40), id_of(41)}
         assert services[-1].run.members.by_id.keys() == staying
-        assert len(journal.segments) == 1, "the run was begun once"
+        assert len(database.segments) == 1, "the run was begun once"
         expected = {("client_joined", id_of(number)) for number in range(CLIENTS + 2)}
         expected |= {("client_withdrew", id_of(number)) for number in range(0, CLIENTS, 3)}
-        assert joins_and_withdrawals(journal) == Counter(expected)
+        assert joins_and_withdrawals(database) == Counter(expected)
     assert "commit_conflict" in caplog.messages
 
 
@@ -136,7 +136,7 @@ async def test_invitation_that_two_clients_use_at_two_coordinators_admits_one(se
     chance = random.Random(seed)
     access = {"mode": "invitations", "invitations": [INVITATION]}
     state = state_file(access=access)
-    async with coordinators(SlowJournal(chance), chance, state) as services:
+    async with coordinators(MemoryDatabase(), chance, state) as services:
 
         async def join(number: int) -> Refusal | None:
             try:
@@ -150,24 +150,24 @@ async def test_invitation_that_two_clients_use_at_two_coordinators_admits_one(se
         assert {task.result() for task in joins} == {None, Refusal.ACCESS_DENIED}
 
 
-class ContendedJournal(MemoryJournal):
-    """A journal whose next `conflicts` appends lose to another coordinator."""
+class ContendedDatabase(MemoryDatabase):
+    """A database in which the next `conflicts` records lose to another coordinator's."""
 
     conflicts = 0
 
-    async def append(self, record: JournalRecord) -> None:
-        if self.conflicts:
+    def _transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        if self.conflicts and any("INTO epochal_records" in statement.sql for statement in statements):
             self.conflicts -= 1
             raise StoreConflict("another coordinator was first")
-        await super().append(record)
+        return super()._transact(statements)
 
 
 @pytest.mark.parametrize("conflicts", [MAX_COMMIT_ATTEMPTS - 1, MAX_COMMIT_ATTEMPTS])
 @in_virtual_time
 async def test_coordinator_that_others_always_overtake_refuses_one_group_alone(conflicts: int) -> None:
-    journal = ContendedJournal()
-    async with coordinators(journal, random.Random(0), state_file(), count=1) as (service,):
-        journal.conflicts = conflicts
+    database = ContendedDatabase()
+    async with coordinators(database, random.Random(0), state_file(), count=1) as (service,):
+        database.conflicts = conflicts
         refused = conflicts == MAX_COMMIT_ATTEMPTS
         with pytest.raises(Refused, match="appended first each time") if refused else contextlib.nullcontext():
             await service.submit(join_of(1))
@@ -179,8 +179,8 @@ async def test_coordinator_that_others_always_overtake_refuses_one_group_alone(c
 @in_virtual_time
 async def test_access_that_one_coordinator_gives_holds_at_the_other() -> None:
     chance = random.Random(1)
-    journal = SlowJournal(chance)
-    async with coordinators(journal, chance, state_file(access__mode="keys")) as (first, second):
+    database = MemoryDatabase()
+    async with coordinators(database, chance, state_file(access__mode="keys")) as (first, second):
         with pytest.raises(Refused, match="is not among this run's"):
             await second.submit(join_of(1))
         await first.submit(KeyAdmitted(join_of(1).public_key))
@@ -190,4 +190,4 @@ async def test_access_that_one_coordinator_gives_holds_at_the_other() -> None:
         await first.submit(ResumeRequested())
         with pytest.raises(Refused, match="is not among this run's"):
             await first.submit(replace(join_of(1), nonce="another"))
-        await check_agrees(first, journal)
+        await check_agrees(first, database)

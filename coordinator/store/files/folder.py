@@ -24,7 +24,6 @@ from typing import BinaryIO
 
 from epochal.coordinator.store.failures import store_failure
 from epochal.coordinator.store.files.blobs import BLOBS_FOLDER
-from epochal.coordinator.store.journal import STORE_RETRY_S
 from epochal.runtime.clock import Clock
 from epochal.runtime.files.durable_files import (
     PRIVATE_FOLDER_MODE,
@@ -49,6 +48,8 @@ OWN_FOLDERS = frozenset({BLOBS_FOLDER})
 OWN_FILES = frozenset(
     {STATE_FILE, LOCK_FILE, SWEEP_LOCK_FILE, DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"}
 )
+STORE_RETRY_S = 2.0
+"""Time between two attempts to go on while a disk keeps nothing."""
 TESTNET_FOLDER = "coordinator"
 """Name of the run directory in the folder of `epochal up`."""
 MAX_LOCK_BYTES = 512

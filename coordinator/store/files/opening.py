@@ -9,7 +9,7 @@ from epochal.coordinator.store.files.folder import DATABASE_FILE, FolderPlace
 from epochal.coordinator.store.sql.database import Statement
 from epochal.coordinator.store.sql.schema import check_schema
 from epochal.coordinator.store.sql.sqlite import SqliteDatabase, connect, failure_of
-from epochal.coordinator.store.sql.store import SqlReader, SqlStore
+from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.state.config.blob_place import BlobPlace
 
@@ -20,7 +20,7 @@ _RUN = "SELECT run_id FROM epochal_runs LIMIT 1"
 
 async def open_folder_store(
     run_dir: Path, max_blob_bytes: int, blobs: BlobPlace | None = None, run_id: str = "", disk: Disk = REAL_DISK
-) -> SqlStore:
+) -> Store:
     """Lock a run directory, create it if it does not exist, and delete interrupted uploads.
 
     Args:
@@ -42,7 +42,7 @@ async def open_folder_store(
             on_failure.push_async_callback(opened.aclose)
         await other.make_tables()
         (found,) = await other.transact(Statement(_RUN))
-        store = SqlStore((writing, other), found[0][0] if found else run_id or UNNAMED_RUN, place, name)
+        store = Store((writing, other), found[0][0] if found else run_id or UNNAMED_RUN, place, name)
         await store.begin()
         own = await DirectoryBlobs.open(run_dir, max_blob_bytes, disk)
         await store.open_blobs(own, run_id, blobs, max_blob_bytes)
@@ -50,7 +50,7 @@ async def open_folder_store(
     return store
 
 
-def open_folder_reader(run_dir: Path, *, writes: bool = False) -> SqlReader:
+def open_folder_reader(run_dir: Path, *, writes: bool = False) -> StoreReader:
     """Open the run in a run directory, which another process may be serving, to read it.
 
     Args:
@@ -72,4 +72,4 @@ def open_folder_reader(run_dir: Path, *, writes: bool = False) -> SqlReader:
         raise failure_of(name, error) from error
     run_id = UNNAMED_RUN if found is None else found[0]
     database = SqliteDatabase(path, name, writes=writes)
-    return SqlReader(database, run_id, FolderPlace(run_dir), name, DirectoryBlobs.for_reading(run_dir))
+    return StoreReader(database, run_id, FolderPlace(run_dir), name, DirectoryBlobs.for_reading(run_dir))

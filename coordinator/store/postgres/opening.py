@@ -16,7 +16,7 @@ from epochal.coordinator.store.replication import LEASE_S, Program
 from epochal.coordinator.store.sql.database import Row, Statement
 from epochal.coordinator.store.sql.notes import BLOBS, BLOBS_OWNER
 from epochal.coordinator.store.sql.schema import check_schema
-from epochal.coordinator.store.sql.store import SqlReader, SqlStore
+from epochal.coordinator.store.store import Store, StoreReader
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput, StoreBlocked, StoreFailed
 
@@ -43,7 +43,7 @@ async def open_database_store(
     run_id: str,
     folder: Path | None,
     program: Program | None = None,
-) -> SqlStore:
+) -> Store:
     """Open a run in a database to serve it; others may be serving it.
 
     Args:
@@ -81,14 +81,14 @@ async def open_database_store(
     return store
 
 
-async def open_journal(address: DatabaseAddress, run_id: str, program: Program | None = None) -> SqlStore:
+async def open_journal(address: DatabaseAddress, run_id: str, program: Program | None = None) -> Store:
     """Open a run in a database as `open_database_store` does, before it is known where its blobs are."""
     name, conninfo = address.name_of(run_id), address.writing()
     writing = AppendingDatabase(conninfo, name, run_id)
     other, meeting, listening = (PostgresDatabase(conninfo, name) for _ in range(3))
     replication = PostgresReplication(meeting, listening, run_id)
     replication.program = program
-    store = SqlStore((writing, other), run_id, ServerPlace(address, other, run_id, replication), name, replication)
+    store = Store((writing, other), run_id, ServerPlace(address, other, run_id, replication), name, replication)
     try:
         await store.begin()
     except BaseException:
@@ -143,7 +143,7 @@ async def _coordinators(database: PostgresDatabase) -> dict[str, list[KnownCoord
     return found
 
 
-def open_database_reader(url: str, *, writes: bool = False) -> SqlReader:
+def open_database_reader(url: str, *, writes: bool = False) -> StoreReader:
     """Open a run in a database to read it. The URL names it, unless it is the only one.
 
     Args:
@@ -165,6 +165,6 @@ def open_database_reader(url: str, *, writes: bool = False) -> SqlReader:
     folder, name = address.blobs or run.blobs, address.name_of(run.run_id)
     database = PostgresDatabase(address.writing() if writes else address.conninfo, name, is_kept=False)
     files = None if folder is None else DirectoryBlobs.for_reading(Path(folder) / run.run_id)
-    reader = SqlReader(database, run.run_id, ServerPlace(address, database, run.run_id), name, files)
+    reader = StoreReader(database, run.run_id, ServerPlace(address, database, run.run_id), name, files)
     reader.blobs_folder = None if folder is None else Path(folder) / run.run_id
     return reader

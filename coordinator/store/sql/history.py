@@ -1,5 +1,6 @@
-"""The journal of a run as it is read: whole segments, a bounded number of records in each statement.
+"""The journal of a run as it is read: numbered records, cut into segments that each begin with a snapshot of the run.
 
+A statement reads a bounded number of records.
 Each snapshot and record is compared with its hash, which includes the hash of the one before.
 """
 
@@ -8,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
-from epochal.coordinator.store.journal import StoredProof
 from epochal.coordinator.store.sql.database import BULK_S, ROWS_AT_A_TIME, Database, Row, Statement
 from epochal.coordinator.store.sql.notes import HISTORY, Notes
 from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot, hash_of_value
@@ -42,6 +42,20 @@ _COUNTED = f"SELECT journal_bytes, version, {JOURNAL_SIZE} FROM epochal_runs WHE
 
 
 @dataclass(frozen=True, slots=True)
+class StoredProof:
+    """A proof that is kept in the place of the first segments, once they are deleted
+    (`coordinator/proof/journal_proof.py`).
+
+    Attributes:
+        segment_count: number of segments that it covers: the journal goes on with the segment of this number.
+        body: the proof as JSON.
+    """
+
+    segment_count: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class FoundSegment:
     """A segment as it was read.
 
@@ -58,8 +72,11 @@ class FoundSegment:
     journal_bytes: int
 
 
-class SqlHistory:
-    """The `JournalReader` protocol over a database, in which coordinators may write meanwhile."""
+class JournalReader:
+    """A journal that is only read; meanwhile a coordinator may append to it.
+
+    Reading raises `StoreFailed` if a record is damaged or missing, which it names, or the database cannot be read.
+    """
 
     def __init__(self, database: Database, run_id: str) -> None:
         self._database = database
@@ -71,6 +88,7 @@ class SqlHistory:
         return rows
 
     async def proofs(self) -> tuple[StoredProof, ...]:
+        """Return the kept proofs, the one of the fewest segments first: one, or more while the journal is compacted."""
         found = []
         for count, body, kept in await self._rows(_PROOFS):
             if hash_of_value(f"proof {count}", bytes(body)) != bytes(kept):
@@ -79,13 +97,20 @@ class SqlHistory:
         return tuple(found)
 
     async def kept_history(self) -> bytes | None:
+        """Return what `Journal.keep_history` kept last; None if nothing is kept."""
         return await self._notes.read(HISTORY)
 
     async def newest_segment(self) -> int | None:
+        """Return the number of the newest segment; None if there is none."""
         newest = (await self._rows(_NEWEST))[0][0]
         return None if newest is None else int(newest)
 
     async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
+        """Yield all segments from `start` on, oldest first.
+
+        Args:
+            start: number of the first; None for the one that follows the newest proof, or the run's first.
+        """
         number = (await self._rows(_FIRST))[0][0] if start is None else start
         if number is None:
             await self._found(None)  # a run whose segments are all missing is told

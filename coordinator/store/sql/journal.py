@@ -1,5 +1,9 @@
 """The journal of a run, to which one coordinator or several append.
 
+The rule kept here: when `append` or `open_segment` returns, the record or snapshot survives a power failure; when it
+raises `StoreBlocked`, the caller goes on as if nothing was kept, and may repeat the same call; when it raises another
+`StoreFailed`, the caller assumes nothing and stops accepting messages.
+
 Theory of operation. A run's row in `epochal_runs` says which record is the last one, and holds its hash. Appending is
 one transaction of statements that do nothing unless the one before did: it moves the row on from the record that this
 coordinator knows as the last, keeps the new record, and asks whether a record of this number and hash is kept. If
@@ -14,17 +18,16 @@ After a failover another server answers. Nothing is appended there before the jo
 whether it lacks the record that this coordinator knows as the last, and whether it may lack others.
 
 Small blobs come with the record by which the run needs them, in the same transaction. Deleting some locks the run's row
-and compares it, so it happens before the next record is kept, or not at all (`coordinator/store/recorded_blobs.py`).
+and compares it, so it happens before the next record is kept, or not at all (`recorded_blobs.py`).
 """
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
-from epochal.coordinator.store.journal import StoredProof, Tail
-from epochal.coordinator.store.recorded_blobs import RecordedBytes
 from epochal.coordinator.store.sql.database import (
     BULK_S,
     ROWS_AT_A_TIME,
@@ -34,7 +37,7 @@ from epochal.coordinator.store.sql.database import (
     Row,
     Statement,
 )
-from epochal.coordinator.store.sql.history import JOURNAL_SIZE, FoundSegment, SqlHistory
+from epochal.coordinator.store.sql.history import JOURNAL_SIZE, FoundSegment, JournalReader, StoredProof
 from epochal.coordinator.store.sql.notes import HISTORY
 from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot, hash_of_value
 from epochal.state.errors import StoreBlocked, StoreConflict
@@ -115,8 +118,55 @@ WHERE run.run_id = :run ORDER BY record.sequence LIMIT :most
 """Returns no body of the record that is known, which may be a megabyte: requests ask often."""
 
 
-class SqlJournal(SqlHistory):
-    """The `Journal` protocol over a database.
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The records that were appended after a known one.
+
+    Attributes:
+        records: all of them, in order.
+        segment_records: number of records in the newest segment.
+    """
+
+    records: tuple[JournalRecord, ...]
+    segment_records: int
+
+
+class RecordedBytes:
+    """Counts the sizes of blobs that are kept with records."""
+
+    def __init__(self) -> None:
+        self._kept = 0
+        self._arriving = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes that are kept, and that arrive."""
+        return self._kept + self._arriving
+
+    def grew(self, by: int) -> None:
+        """Note that so many bytes more are kept; less, if it is negative."""
+        self._kept += by
+
+    def recounted(self, kept: int) -> None:
+        """Note how many bytes are kept."""
+        self._kept = kept
+
+    @contextlib.contextmanager
+    def arriving(self, size_bytes: int) -> Iterator[None]:
+        """Count bytes that arrive until the context is left."""
+        self._arriving += size_bytes
+        try:
+            yield
+        finally:
+            self._arriving -= size_bytes
+
+
+class Journal(JournalReader):
+    """A journal that a coordinator appends to.
+
+    Writing raises `StoreConflict`, and keeps nothing, if another coordinator has written meanwhile or the sequence does
+    not follow. It raises `StoreBlocked` if the disk is full, a database does not answer, or the like. It raises
+    `StoreFailed` if the data may not have been kept (failing fsync), and ever after.
 
     Args:
         writing: the connection that appends; nothing else waits for it.
@@ -138,9 +188,11 @@ class SqlJournal(SqlHistory):
 
     @property
     def size_bytes(self) -> int:
+        """Size of all segments."""
         return self._journal_bytes
 
     async def load(self) -> Segment | None:
+        """Return the newest segment, or None if the run was never started. It says whether the journal went back."""
         may_lack_last = await self._writing.follow(self._database)
         found = await self._found(None)
         if found is None:
@@ -163,6 +215,15 @@ class SqlJournal(SqlHistory):
         return not rows or bytes(rows[0][0]) == self._head
 
     async def tail(self, after: int) -> Tail | None:
+        """Return what was appended after the record that this object read or appended last.
+
+        Args:
+            after: number of that record; 0 for the first snapshot.
+
+        Returns:
+            None if the journal does not go on from that record: it was taken back to an older state, or compacted. Then
+            `load` must follow.
+        """
         if self._head is None or after != self._sequence:
             return None
         found: list[JournalRecord] = []
@@ -188,6 +249,7 @@ class SqlJournal(SqlHistory):
                 return Tail(tuple(found), in_segment)
 
     async def append(self, record: JournalRecord) -> None:
+        """Keep one record durably; it must directly follow the last one."""
         if self._head is None or record.sequence != self._sequence + 1:
             raise StoreConflict(f"record {record.sequence} does not follow record {self._sequence}")
         head = hash_of_record(self._head, record.sequence, record.version, record.body)
@@ -212,6 +274,7 @@ class SqlJournal(SqlHistory):
         self._writing.note_rows(rows[first + len(blobs) : -1])
 
     async def open_segment(self, snapshot: Snapshot) -> None:
+        """Start a segment with a snapshot of the run after the last record, of which there must be a new one."""
         previous = self._head or b""
         own = hash_of_snapshot(previous, snapshot.sequence, snapshot.body)
         values = self._values(snapshot.sequence, snapshot.body)
@@ -260,14 +323,28 @@ class SqlJournal(SqlHistory):
         self.blob_bytes.grew(-sum(size for dropped in rows[1:-1] for (size,) in dropped))
 
     async def keep_proof(self, proof: StoredProof) -> None:
+        """Keep a proof durably. Raise `StoreFailed` if it is not kept; the journal goes on as it was."""
         kept = hash_of_value(f"proof {proof.segment_count}", proof.body)
         values = {"run": self._run_id, "count": proof.segment_count, "body": proof.body, "hash": kept}
         await self._change(values, STATEMENT_S, _KEEP_PROOF)
 
     async def keep_history(self, body: bytes) -> None:
+        """Keep the run's history up to some record (`coordinator/insight/kept_history.py`), in place of the one kept
+        before.
+
+        It is derived from the journal, and no part of it: a copy of the run may lack it.
+
+        Raises:
+            StoreFailed: it is not kept; the journal goes on as it was.
+        """
         await self._notes.write(HISTORY, body)
 
     async def drop_covered(self, segment_count: int) -> None:
+        """Delete this many segments, from the first, and the proofs of fewer. May be called again after a failure.
+
+        Raises:
+            StoreFailed: they are not deleted; the journal goes on as it was.
+        """
         await self._change({"run": self._run_id, "count": segment_count}, BULK_S, *_DROP_COVERED)
 
     async def _change(self, values: dict[str, object], limit_s: float, *sql: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 
-from epochal.coordinator.store.keys import KEY_LOST
 from epochal.coordinator.store.sql.database import Database, Statement
 from epochal.coordinator.store.sql.schema import hash_of_value
 from epochal.runtime.files.key_file import RAW_KEY_BYTES
@@ -21,6 +20,11 @@ OBJECT_STORE = "object-store.json"
 SERVER = "server"
 OF_A_PLACE = (ORIGIN, BACKUP, MOVED, BLOBS, BLOBS_OWNER, SERVER)
 """Notes that are true of one place of a run, and not of where it is copied to."""
+KEY_LOST = (
+    "restore it from a backup; if it is lost, start with --new-coordinator-key, which gives the run a new key, and "
+    "members join again by themselves"
+)
+"""Advice about a coordinator's key that is missing or wrong."""
 ADVICE = {KEY: KEY_LOST, ADMIN_TOKEN: "start with --new-admin-token"}
 """Advice about secrets that are damaged."""
 
@@ -90,32 +94,41 @@ class Notes:
 
 
 class Keys:
-    """The `CoordinatorKeys` protocol over the notes of a run."""
+    """The secrets of a run that its coordinators share: they stay valid after a restart and at all coordinators.
+
+    Every method raises `StoreFailed` if the database fails or holds something else.
+    """
 
     def __init__(self, notes: Notes, name: str) -> None:
         self._notes = notes
         self._name = name
 
     async def private_key(self) -> bytes | None:
+        """Return the coordinator's Ed25519 private key (32 raw bytes), which signs tokens; None before there is one."""
         return self._checked(await self._notes.read(KEY), RAW_KEY_BYTES, KEY)
 
     async def create_private_key(self) -> bytes:
+        """Return the coordinator's private key, created if there is none; several callers at once get the same one."""
         kept = self._checked(await self._notes.create(KEY, os.urandom(RAW_KEY_BYTES)), RAW_KEY_BYTES, KEY)
         assert kept is not None, "there is one now"
         return kept
 
     async def replace_private_key(self) -> bytes:
+        """Return a new private key, which replaces the one that is kept, readable or not. The old one is set aside."""
         key = os.urandom(RAW_KEY_BYTES)
         await self._notes.replace(KEY, key)
         return key
 
     async def admin_token_sha256(self) -> bytes | None:
+        """Return the SHA-256 of the operator's token, or None before there is one."""
         return self._checked(await self._notes.read(ADMIN_TOKEN), 32, ADMIN_TOKEN)
 
     async def create_admin_token_sha256(self, digest: bytes) -> bytes:
+        """Return the SHA-256 of the operator's token; it is this one if there was none."""
         return await self._notes.create(ADMIN_TOKEN, digest)
 
     async def keep_admin_token_sha256(self, digest: bytes) -> None:
+        """Replace the SHA-256 of the operator's token."""
         await self._notes.write(ADMIN_TOKEN, digest)
 
     def _checked(self, value: bytes | None, size_bytes: int, name: str) -> bytes | None:

@@ -1,4 +1,11 @@
-"""Small blobs of a run in its database, which come with the records of its journal (`journal.py` appends both)."""
+"""Small blobs that a journal keeps with its records: durable by the same transaction, and seen by all coordinators.
+
+A blob that comes along with a message needs no writing of its own then, and a group of messages is kept at once.
+
+The rule kept here: a blob is held only if the journal has the record with which it came. So who lists blobs first, and
+reads the journal afterwards, knows of each whether the run needs it. Deleting them is a compare-and-swap, as appending
+is: it does nothing if a record was appended that the deleter does not know, by which the run may need one of them.
+"""
 
 import contextlib
 from collections.abc import AsyncIterator, Collection, Mapping
@@ -6,9 +13,12 @@ from contextlib import AbstractContextManager
 
 from epochal.coordinator.store.blobs import BytesOfBlob, OpenBlob, blob_not_found
 from epochal.coordinator.store.sql.database import Database, Row, Statement
-from epochal.coordinator.store.sql.journal import SqlJournal
+from epochal.coordinator.store.sql.journal import Journal
 from epochal.state.errors import StoreFailed
 from epochal.state.wire import Sha256
+
+DROPPED_AT_A_TIME = 1024
+"""Maximum number of blobs that one transaction deletes; meanwhile no record is appended."""
 
 _SIZE = "SELECT size_bytes FROM epochal_blobs WHERE run_id = :run AND sha256 = :sha256"
 _READ = "SELECT body FROM epochal_blobs WHERE run_id = :run AND sha256 = :sha256"
@@ -16,8 +26,8 @@ _HELD = "SELECT sha256 FROM epochal_blobs WHERE run_id = :run"
 _TOTAL = "SELECT coalesce(sum(size_bytes), 0) FROM epochal_blobs WHERE run_id = :run"
 
 
-class SqlBlobReader:
-    """The `RecordedBlobReader` protocol over a database."""
+class RecordedBlobReader:
+    """The `BlobReader` protocol over blobs kept with records."""
 
     def __init__(self, database: Database, run_id: str) -> None:
         self._database = database
@@ -32,10 +42,12 @@ class SqlBlobReader:
         return int(rows[0][0]) if rows else None
 
     async def read(self, digests: Collection[Sha256]) -> Mapping[Sha256, bytes]:
+        """Return the bytes of those of these blobs that are held; the caller bounds their sizes."""
         found = await self._rows(_READ, *digests) if digests else []
         return {sha256: bytes(rows[0][0]) for sha256, rows in zip(digests, found, strict=True) if rows}
 
     async def held(self) -> frozenset[Sha256]:
+        """Return the digests of all of them."""
         (rows,) = await self._rows(_HELD)
         return frozenset(Sha256(bytes(sha256).hex()) for (sha256,) in rows)
 
@@ -57,8 +69,8 @@ class SqlBlobReader:
         yield BytesOfBlob(await self._body(sha256))
 
 
-class SqlRecordedBlobs(SqlBlobReader):
-    """The `RecordedBlobs` protocol over a database.
+class RecordedBlobs(RecordedBlobReader):
+    """Blobs kept with records (`JournalRecord.blobs`), as a coordinator of the run uses them.
 
     Args:
         reading: the connection for reading.
@@ -66,20 +78,33 @@ class SqlRecordedBlobs(SqlBlobReader):
         run_id: the run.
     """
 
-    def __init__(self, reading: Database, journal: SqlJournal, run_id: str) -> None:
+    def __init__(self, reading: Database, journal: Journal, run_id: str) -> None:
         super().__init__(reading, run_id)
         self._journal = journal
 
     @property
     def total_bytes(self) -> int:
+        """Size of all of them, and of those that arrive."""
         return self._journal.blob_bytes.total
 
     def arriving(self, size_bytes: int) -> AbstractContextManager[None]:
+        """Count a blob that waits for its record, until the context is left."""
         return self._journal.blob_bytes.arriving(size_bytes)
 
     async def drop(self, digests: Collection[Sha256], known: int) -> None:
+        """Delete those of these blobs that are held, unless the journal has gone on.
+
+        Args:
+            digests: at most `DROPPED_AT_A_TIME`.
+            known: number of the last record that the coordinator knows; the run after it does not need them.
+
+        Raises:
+            StoreConflict: that is not the last record of the journal; nothing is deleted.
+            StoreFailed: the medium fails; `StoreBlocked` if the same may succeed later.
+        """
         await self._journal.drop_blobs(list(digests), known)
 
     async def recount(self) -> None:
+        """Bring `total_bytes` up to date: other coordinators of the run add and delete blobs as well."""
         ((row,),) = await self._rows(_TOTAL)
         self._journal.blob_bytes.recounted(int(row[0]))

@@ -10,7 +10,7 @@ from typing import Protocol
 from epochal.coordinator.insight.journal_history import read_history
 from epochal.coordinator.machine.records import replay
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.store.open import StoreReader
+from epochal.coordinator.store.store import StoreReader
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import config_of

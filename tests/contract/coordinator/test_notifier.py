@@ -22,7 +22,6 @@ from epochal.coordinator.notify.notice_sending import (
 )
 from epochal.coordinator.notify.notifier import Notifier
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.coordinator.store.memory import MemoryStore
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile
@@ -32,6 +31,7 @@ from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import GENESIS, Served, served, training
 from tests.support.servers.webhook_server import HANG, Told, WebhookServer, webhook_server
+from tests.support.simulate.memory_store import MemoryStore
 
 CHECK_S = 0.02
 NO_ROOM = 2**59

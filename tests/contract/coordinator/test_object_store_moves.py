@@ -8,8 +8,9 @@ import pytest
 from epochal.coordinator.machine.journal_records import Snapshot
 from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.files.opening import open_folder_reader
-from epochal.coordinator.store.open import Store, open_store, open_store_reader
+from epochal.coordinator.store.open import open_store, open_store_reader
 from epochal.coordinator.store.sql.notes import OBJECT_STORE
+from epochal.coordinator.store.store import Store
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput, Refused, StoreFailed
 from epochal.state.wire import Sha256, sha256_hex

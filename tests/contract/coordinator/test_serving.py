@@ -13,7 +13,7 @@ import pytest
 import epochal.runtime.http.bodies
 import epochal.runtime.http.http_server
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.runtime.http.http_server import MAX_HEAD_BYTES, Endpoint
 from epochal.state.errors import InvalidInput
 from epochal.state.wire import canonical_json
@@ -73,13 +73,13 @@ async def test_admin_token_is_told_at_the_first_start_that_succeeds(tmp_path: Pa
 
 
 async def test_who_comes_before_the_run_is_served_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_open, note_served = asyncio.Event(), SqlStore.note_served
+    is_open, note_served = asyncio.Event(), Store.note_served
 
-    async def note_served_later(store: SqlStore) -> None:
+    async def note_served_later(store: Store) -> None:
         await is_open.wait()
         await note_served(store)
 
-    monkeypatch.setattr(SqlStore, "note_served", note_served_later)
+    monkeypatch.setattr(Store, "note_served", note_served_later)
     url = f"http://127.0.0.1:{free_port()}"
     endpoint = Endpoint(port=int(url.rpartition(":")[2]))
     async with contextlib.AsyncExitStack() as stack:

@@ -33,8 +33,8 @@ async def test_commands_read_a_run_that_is_served_from_a_database(tmp_path: Path
             assert audited["evaluations"] == 1, "its coordinator was told"
             ran = await run.command("export", url, "--out", str(tmp_path / "exported"))
             assert (ran.code, (tmp_path / "exported").is_dir()) == (0, True), ran.err
-            copied = await report("backup", url, str(tmp_path / "copy"), "--verify")
-            assert copied["problems"] == []
+            copied = await report("backup", url, str(tmp_path / "copy"))
+            assert copied["blobs"] == audited["blobs"]
             restored = server.new_database()
             server.copy(url, restored)
             assert await report("audit", restored, "--recompute") == audited

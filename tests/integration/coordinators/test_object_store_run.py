@@ -9,7 +9,8 @@ import pytest
 from epochal.coordinator.auth.data_server_tokens import checker_token_from
 from epochal.coordinator.machine.records import RecordBody
 from epochal.coordinator.machine.stimuli import STIMULI, ResultReceived
-from epochal.coordinator.proof.backup import back_up, verify_backup
+from epochal.coordinator.proof.audit import audit_store
+from epochal.coordinator.proof.backup import back_up
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.wire import parse_document
 from tests.support.data.object_blobs import s3_lines
@@ -96,7 +97,7 @@ async def test_run_moves_to_a_bucket_with_a_checker_that_checks(
         assert "step" in await run.line_of(checker, "result of")
         reached = await run.until(in_training(run.watch.seen[-1].step + 3))
         await back_up(str(run.run_dir), tmp_path / "backup", lambda _: None)
-        verified = await verify_backup(tmp_path / "backup")
+        verified = await audit_store(str(tmp_path / "backup"), recompute=False)
         assert (verified.problems, verified.blobs > 0) == ((), True)
         last_step = reached.step + MORE_STEPS
         await restarted(run, config__total_steps=last_step, blobs__store=s3_lines(door.url))

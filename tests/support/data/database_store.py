@@ -4,17 +4,17 @@ import secrets
 from pathlib import Path
 
 from epochal.coordinator.store.files.opening import open_folder_store
-from epochal.coordinator.store.memory import MemoryBlobs
 from epochal.coordinator.store.postgres.address import parse_address
 from epochal.coordinator.store.postgres.opening import open_journal
 from epochal.coordinator.store.replication import Program
 from epochal.coordinator.store.sql.notes import KEY
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
+from tests.support.simulate.memory_store import MemoryBlobs
 
 
 async def database_store(
     url: str, run_id: str | None = None, max_blob_bytes: int = 0, program: Program | None = None
-) -> SqlStore:
+) -> Store:
     """Open the store of a run, by default a new one, in the database at a URL."""
     store = await open_journal(parse_address(url), run_id or secrets.token_hex(8), program)
     await store.open_blobs(MemoryBlobs(max_blob_bytes), "", None, max_blob_bytes)

@@ -9,17 +9,19 @@ from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import Stamped, Stimulus
+from epochal.coordinator.proof.audit import audit_store
 from epochal.coordinator.proof.compaction import Compaction
 from epochal.coordinator.run.run_journal import RunJournal
 from epochal.coordinator.store.files.opening import open_folder_store
-from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator.store.sql.notes import KEY
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
+from epochal.state.errors import StoreFailed
 from epochal.state.wire import Seed, Sha256
 from tests.support.data.stored_blobs import blob_bytes
+from tests.support.simulate.memory_store import MemoryStore
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import simulated_run, small_state
 
@@ -79,7 +81,7 @@ async def keep_in(folder: Path, kept: KeptRun) -> None:
 class OpenedRun:
     """A run directory and its run, whose stimuli are kept one at a time, without a service."""
 
-    def __init__(self, store: SqlStore, journal: RunJournal) -> None:
+    def __init__(self, store: Store, journal: RunJournal) -> None:
         self.store = store
         self._journal = journal
 
@@ -120,3 +122,11 @@ async def compact(folder: Path, steps: int = 1000, disk: Disk = REAL_DISK) -> in
     finally:
         await opened.store.aclose()
     return taken
+
+
+async def problems_of(folder: Path) -> tuple[str, ...]:
+    """Return what an audit of a folder finds wrong, which may be that there is nothing to audit."""
+    try:
+        return (await audit_store(str(folder), recompute=False)).problems
+    except StoreFailed as failure:
+        return (failure.message,)

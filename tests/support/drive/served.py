@@ -32,7 +32,6 @@ from epochal.coordinator.run.long_polls import LongPolls
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.serve import ServeOptions, serving
-from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.http.http_server import Endpoint
@@ -51,6 +50,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.hand_client import HandClient, NamedRound
 from tests.support.servers.plain_http import PLAIN
+from tests.support.simulate.memory_store import MemoryStore
 
 ADMIN = "the admin token"
 REPLICA = Replica(0, {"w": np.ones((2, 3), np.float32)}, {"w": np.zeros((2, 3), np.float32)})

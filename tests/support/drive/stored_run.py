@@ -4,7 +4,6 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.objects import Objects
 from epochal.coordinator.store.run_blobs import RunBlobs
@@ -12,6 +11,7 @@ from tests.support.data.object_blobs import RUN_ID, s3_lines, s3_place
 from tests.support.data.states import state_file
 from tests.support.drive.served import Served, served
 from tests.support.servers.s3_door import S3Door
+from tests.support.simulate.memory_store import MemoryStore
 
 LIMIT = 10_000_000
 

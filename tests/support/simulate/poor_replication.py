@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication
 from epochal.coordinator.store.replication import Heartbeats, MeetingResult
+from tests.support.simulate.memory_store import MemoryDatabase, MemoryMeetings, MemoryReplication
 
 
 class PoorReplication(MemoryReplication):
@@ -12,8 +12,8 @@ class PoorReplication(MemoryReplication):
 
     problem: Exception | None = None
 
-    def __init__(self, meetings: MemoryMeetings, journal: MemoryJournal) -> None:
-        super().__init__(meetings, journal)
+    def __init__(self, meetings: MemoryMeetings, database: MemoryDatabase) -> None:
+        super().__init__(meetings, database)
         self.meetings = meetings
         self.goes_on = asyncio.Event()
         self.goes_on.set()

@@ -21,7 +21,7 @@ from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.service_events import ServiceEvent
-from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
+from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
@@ -32,6 +32,7 @@ from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, parse_document
 from epochal.trainers.first_parameters import make_first_model, model_layout
 from tests.support.drive.served import handlers_of
+from tests.support.simulate.memory_store import MemoryBlobs, MemoryDatabase, MemoryJournal, MemoryStore
 from tests.support.simulate.virtual_time import VirtualClock
 
 MAX_FSYNC_S = 0.02
@@ -43,8 +44,8 @@ T = TypeVar("T")
 class SlowJournal(MemoryJournal):
     """A journal that takes time, and knows which documents its records vouch for."""
 
-    def __init__(self, chance: random.Random) -> None:
-        super().__init__()
+    def __init__(self, chance: random.Random, database: MemoryDatabase | None = None) -> None:
+        super().__init__(database)
         self._chance = chance
         self.kept: dict[int, Sha256] = {}
         """The digest of each version of the run document that a kept entry vouches for."""
@@ -96,11 +97,21 @@ class SimulatedCoordinator:
         self._chance = chance
         private_key = chance.randbytes(32)
         self._key = SigningKey(private_key)
-        self.store = MemoryStore(state.blobs.max_total_bytes, self.journal, private_key)
+        self._private_key = private_key
+        self._files = MemoryBlobs(state.blobs.max_total_bytes)
+        self.store = self._opened_store()
         self._life: _Life | None = None
         self._living: asyncio.Task[None] | None = None
         self._is_restored = False
         self._news = Broadcast()
+
+    def _opened_store(self) -> MemoryStore:
+        return MemoryStore(0, self.journal.reopened(), self._private_key, self._files)
+
+    @property
+    def reader(self) -> StoreReader:
+        """What reads the run, for an audit."""
+        return self.store.reader
 
     @property
     def service(self) -> CoordinatorService:
@@ -175,6 +186,7 @@ class SimulatedCoordinator:
             return make_first_model(self.state, step)
 
         genesis = Genesis(model_layout, make)
+        self.store = self._opened_store()
         history, key = RunHistory(self.store.journal, InlineWorker()), self._key.public_key_hex
         options = ServiceOptions(self.store, self.clock, key, history, new_seed=new_seed, genesis=genesis)
         service = await CoordinatorService.open(options, self.state, is_restored=self._is_restored)

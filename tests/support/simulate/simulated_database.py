@@ -1,68 +1,74 @@
 """A database in virtual time that several coordinators share: slow, away, cut off, read-only, failing over.
 
 Each statement is a transaction of the database's own: it goes on when whoever sent it is stopped or killed, and its
-answer may be lost. `DatabaseJournal` repeats a change whose answer is unknown, as the store in PostgreSQL does.
+answer may be lost. The journals over it are the real ones.
 """
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
+from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.records import RecordBody, SnapshotBody
-from epochal.coordinator.store.journal import StoredProof, Tail
-from epochal.coordinator.store.memory import (
-    MemoryBlobs,
-    MemoryJournal,
-    MemoryMeetings,
-    MemoryRecordedBlobs,
-    MemoryReplication,
-    MemoryStore,
-)
 from epochal.coordinator.store.replication import Heartbeats, MeetingResult
+from epochal.coordinator.store.run_blobs import RunBlobs
+from epochal.coordinator.store.sql.database import STATEMENT_S, Database, Row, Statement
+from epochal.coordinator.store.sql.schema import SCHEMA_NUMBER
+from epochal.coordinator.store.store import Store
 from epochal.runtime.clock import Clock
 from epochal.state.errors import StoreBlocked, StoreConflict
 from epochal.state.wire import Sha256, parse_document
+from tests.support.simulate.memory_store import (
+    RUN,
+    MemoryBlobs,
+    MemoryDatabase,
+    MemoryMeetings,
+    MemoryPlace,
+    MemoryReplication,
+)
 from tests.support.simulate.safety import SafetyBroken
 from tests.support.simulate.simulated_process import PROCESS, Ended, spawn
 
-STATEMENT_S = 5.0
-"""Time after which the answer to a statement is given up."""
-PASSING_S = 2.0
-"""Time for which a change is repeated."""
-PASSING_PAUSE_S = 0.05
 QUICK_S = (0.0005, 0.005)
 
 T = TypeVar("T")
 
 
-class VouchingJournal(MemoryJournal):
-    """A journal that knows which documents its records vouch for, and refuses two of one version."""
+class VouchingDatabase(MemoryDatabase):
+    """A database that knows which documents the records in it vouch for, and refuses two of one version."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.kept: dict[int, Sha256] = {}
         """The digest of each version of the run document that a kept entry vouches for."""
+        super().__init__()
 
-    async def append(self, record: JournalRecord) -> None:
-        await super().append(record)
-        body = parse_document(RecordBody, record.body)
-        self._vouch(body.version, body.document_sha256)
+    def _transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        before = self._connected().total_changes
+        rows = super()._transact(statements)
+        if self._connected().total_changes > before:
+            for statement in statements:
+                if "INTO epochal_records" in statement.sql:
+                    self._vouch(parse_document(RecordBody, bytes_in(statement)))
+                elif "INTO epochal_segments" in statement.sql:
+                    self._vouch(parse_document(SnapshotBody, bytes_in(statement)))
+        return rows
 
-    async def open_segment(self, snapshot: Snapshot) -> None:
-        await super().open_segment(snapshot)
-        body = parse_document(SnapshotBody, snapshot.body)
-        self._vouch(body.version, body.document_sha256)
+    def _vouch(self, body: RecordBody | SnapshotBody) -> None:
+        if body.version < max(self.kept, default=0):
+            raise SafetyBroken(f"version {body.version} was kept after version {max(self.kept)}")
+        if self.kept.setdefault(body.version, body.document_sha256) != body.document_sha256:
+            raise SafetyBroken(f"two documents of version {body.version} were kept")
 
-    def _vouch(self, version: int, digest: Sha256) -> None:
-        if version < max(self.kept, default=0):
-            raise SafetyBroken(f"version {version} was kept after version {max(self.kept)}")
-        if self.kept.setdefault(version, digest) != digest:
-            raise SafetyBroken(f"two documents of version {version} were kept")
+
+def bytes_in(statement: Statement) -> bytes:
+    """Return the record or snapshot that a statement keeps."""
+    body = statement.values["body"]
+    assert isinstance(body, bytes)
+    return body
 
 
 @dataclass(eq=False)
@@ -95,7 +101,7 @@ class SimulatedDatabase:
     tasks: asyncio.TaskGroup
     chance: random.Random
     max_blob_bytes: int
-    journal: VouchingJournal = field(default_factory=VouchingJournal)
+    memory: VouchingDatabase = field(default_factory=VouchingDatabase)
     meetings: MemoryMeetings = field(default_factory=MemoryMeetings)
     is_away: bool = False
     is_read_only: bool = False
@@ -160,124 +166,62 @@ class SimulatedDatabase:
         self.is_away = False
 
 
-class DatabaseJournal:
-    """The `Journal` protocol of one coordinator over the database's."""
+class LineDatabase:
+    """The `JournalDatabase` protocol over one coordinator's line to the database."""
 
-    torn_bytes = 0
-    damaged_bytes = 0
+    name = "the database"
 
     def __init__(self, database: SimulatedDatabase, line: Line) -> None:
         self._database = database
         self._line = line
-        self._shared = database.journal
 
-    @property
-    def size_bytes(self) -> int:
-        return self._shared.size_bytes
+    async def transact(
+        self, *statements: Statement, limit_s: float = STATEMENT_S, is_repeatable: bool = True
+    ) -> list[list[Row]]:
+        changes = any(not statement.sql.lstrip().startswith("SELECT") for statement in statements)
+        work = partial(self._database.memory.transact, *statements)
+        return await self._database.execute(self._line, work, changes=changes)
 
-    async def load(self) -> Segment | None:
-        return await self._read(self._shared.load)
+    async def make_tables(self) -> None:
+        """Do nothing: they are there."""
 
-    async def tail(self, after: int) -> Tail | None:
-        return await self._read(partial(self._shared.tail, after))
+    async def schema(self) -> int:
+        return SCHEMA_NUMBER
 
-    async def proofs(self) -> tuple[StoredProof, ...]:
-        return await self._read(self._shared.proofs)
+    async def problems(self) -> tuple[str, ...]:
+        return ()
 
-    async def kept_history(self) -> bytes | None:
-        return await self._read(self._shared.kept_history)
+    async def follow(self, _: Database) -> bool:
+        """Return False: after a failover all is there that was kept."""
+        return False
 
-    async def keep_history(self, body: bytes) -> None:
-        await self._read(partial(self._shared.keep_history, body))
+    def beside(self, _: JournalRecord) -> Sequence[Statement]:
+        """Return nothing: the database notifies all coordinators by itself."""
+        return ()
 
-    async def newest_segment(self) -> int | None:
-        return await self._read(self._shared.newest_segment)
+    def note_rows(self, _: Sequence[Sequence[Row]]) -> None:
+        """Do nothing."""
 
-    async def history(self, start: int | None = None) -> AsyncGenerator[Segment, None]:
-        async def read() -> list[Segment]:
-            return [segment async for segment in self._shared.history(start)]
-
-        for segment in await self._read(read):
-            yield segment
-
-    async def append(self, record: JournalRecord) -> None:
-        await self._keep(
-            partial(self._shared.append, record),
-            lambda: any(record in segment.records for segment in self._shared.segments[-2:]),
-        )
-
-    async def open_segment(self, snapshot: Snapshot) -> None:
-        await self._keep(
-            partial(self._shared.open_segment, snapshot),
-            lambda: any(snapshot == segment.snapshot for segment in self._shared.segments),
-        )
-
-    async def keep_proof(self, proof: StoredProof) -> None:
-        await self._database.execute(self._line, partial(self._shared.keep_proof, proof))
-
-    async def drop_covered(self, segment_count: int) -> None:
-        await self._database.execute(self._line, partial(self._shared.drop_covered, segment_count))
-
-    async def _read(self, read: Callable[[], Awaitable[T]]) -> T:
-        return await self._database.execute(self._line, read, changes=False)
-
-    async def _keep(self, change: Callable[[], Awaitable[None]], is_kept: Callable[[], bool]) -> None:
-        """Make a change, again while its answer is unknown, unless it was made."""
-        is_in_doubt = False
-
-        async def attempt() -> None:
-            if not (is_in_doubt and is_kept()):
-                await change()
-
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + PASSING_S
-        while True:
-            try:
-                return await self._database.execute(self._line, attempt)
-            except StoreBlocked:
-                is_in_doubt = True
-                if loop.time() >= until_s:
-                    raise
-            await asyncio.sleep(PASSING_PAUSE_S)
-
-
-class DatabaseRecordedBlobs(MemoryRecordedBlobs):
-    """The `RecordedBlobs` protocol of one coordinator over the database's."""
-
-    def __init__(self, database: SimulatedDatabase, line: Line) -> None:
-        super().__init__(database.journal)
-        self._database = database
-        self._line = line
-
-    async def size(self, sha256: Sha256) -> int | None:
-        return await self._database.execute(self._line, partial(super().size, sha256), changes=False)
-
-    async def read(self, digests: Collection[Sha256]) -> Mapping[Sha256, bytes]:
-        return await self._database.execute(self._line, partial(super().read, digests), changes=False)
-
-    async def held(self) -> frozenset[Sha256]:
-        return await self._database.execute(self._line, super().held, changes=False)
-
-    async def drop(self, digests: Collection[Sha256], known: int) -> None:
-        await self._database.execute(self._line, partial(super().drop, digests, known))
+    async def aclose(self) -> None:
+        """Do nothing: the line stays."""
 
 
 class DatabaseReplication(MemoryReplication):
     """The `Replication` protocol of one coordinator over the database."""
 
     def __init__(self, database: SimulatedDatabase, line: Line) -> None:
-        super().__init__(database.meetings, database.journal)
-        self._database = database
+        super().__init__(database.meetings, database.memory)
+        self._shared = database
         self._line = line
 
     async def news(self) -> AsyncGenerator[int | None, None]:
         async for told in super().news():
-            if not (self._line.is_cut or self._line.is_quiet or self._database.is_away):
+            if not (self._line.is_cut or self._line.is_quiet or self._shared.is_away):
                 yield told
 
     async def meet(self, mine: Heartbeats) -> MeetingResult:
-        met = await self._database.execute(self._line, partial(super().meet, mine))
-        return replace(met, is_ticking=met.is_ticking or self._database.lease_for_all)
+        met = await self._shared.execute(self._line, partial(super().meet, mine))
+        return replace(met, is_ticking=met.is_ticking or self._shared.lease_for_all)
 
     async def leave(self) -> None:
         process = PROCESS.get()
@@ -299,19 +243,15 @@ class _DatabaseTime:
         return self._clock.monotonic_s()
 
 
-class DatabaseMemoryStore(MemoryStore):
-    """The store of one coordinator over the database. All of them share its blobs."""
+class DatabasePlace(MemoryPlace):
+    """The place of a run that one coordinator of several reaches by its line."""
 
-    name = "the database"
     retry_s = 0.25
 
-    def __init__(self, database: SimulatedDatabase, line: Line, private_key: bytes) -> None:
-        super().__init__(0, None, private_key)
+    def __init__(self, database: SimulatedDatabase, line: Line) -> None:
+        super().__init__()
         self._database = database
         self._line = line
-        self.journal = DatabaseJournal(database, line)  # type: ignore[assignment]
-        self.take_blobs(DatabaseRecordedBlobs(database, line), database.blobs)
-        self.replication = DatabaseReplication(database, line)
 
     def clock(self, system: Clock) -> Clock:
         return _DatabaseTime(system, asyncio.get_running_loop().time() + self._database.ahead_s)
@@ -322,3 +262,11 @@ class DatabaseMemoryStore(MemoryStore):
                 raise StoreBlocked("the database is read-only", is_full=False)
 
         await self._database.execute(self._line, look, changes=False)
+
+
+def store_on(database: SimulatedDatabase, line: Line) -> Store:
+    """Return the store of one coordinator over the database. All of them share its blobs."""
+    own, replication = LineDatabase(database, line), DatabaseReplication(database, line)
+    store = Store((own, own), RUN, DatabasePlace(database, line), own.name, replication)
+    store.blobs = RunBlobs(store.recorded_blobs, database.blobs)
+    return store

@@ -16,7 +16,8 @@ from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.service_events import ServiceEvent
-from epochal.coordinator.store.memory import MemoryStore
+from epochal.coordinator.store.sql.notes import KEY
+from epochal.coordinator.store.store import StoreReader
 from epochal.coordinator_client.http import ANSWER_TIMEOUT_S
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.http.problem_json import problem_response
@@ -29,8 +30,9 @@ from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.trainers.first_parameters import make_first_model, model_layout
 from tests.support.drive.served import handlers_of
+from tests.support.simulate.memory_store import reader_of
 from tests.support.simulate.safety import SafetyBroken, Witness
-from tests.support.simulate.simulated_database import DatabaseMemoryStore, Line, SimulatedDatabase, VouchingJournal
+from tests.support.simulate.simulated_database import Line, SimulatedDatabase, VouchingDatabase, store_on
 from tests.support.simulate.simulated_process import PROCESS, Ended, Process, spawn
 from tests.support.simulate.simulated_run import RunWithClients
 from tests.support.simulate.virtual_time import VirtualClock
@@ -192,21 +194,15 @@ class SimulatedReplicas:
         self.staying = 0.3
         """Part of the clients whose balancer keeps to one coordinator."""
         self._chance = chance
-        self._private_key = chance.randbytes(32)
-        self._key = SigningKey(self._private_key)
+        private_key = chance.randbytes(32)
+        self._key = SigningKey(private_key)
+        database.memory.keep_note(KEY, private_key)
         self._news = Broadcast()
 
     @property
-    def journal(self) -> VouchingJournal:
-        """The run's journal as the database holds it."""
-        return self.database.journal
-
-    @property
-    def store(self) -> MemoryStore:
-        """The run's store, for an audit."""
-        store = MemoryStore(0, self.journal, self._private_key)
-        store.take_blobs(store.recorded_blobs, self.database.blobs)
-        return store
+    def reader(self) -> StoreReader:
+        """What reads the run, for an audit."""
+        return reader_of(self.database.memory, self.database.blobs)
 
     def door(self, chance: random.Random) -> Door:
         """Return the address as another client uses it."""
@@ -233,7 +229,7 @@ class SimulatedReplicas:
 
     async def _life(self, replica: SimulatedReplica) -> None:
         """Serve as one process until it is killed, or cannot start."""
-        store = DatabaseMemoryStore(self.database, replica.line, self._private_key)
+        store = store_on(self.database, replica.line)
 
         async def make(step: int) -> FirstModel:
             return make_first_model(self.state, step)
@@ -319,7 +315,7 @@ class ReplicatedRun(RunWithClients):
 
 @asynccontextmanager
 async def replicated_run(
-    state: StateFile, seed: int, journal: VouchingJournal | None = None, count: int = 3
+    state: StateFile, seed: int, memory: VouchingDatabase | None = None, count: int = 3
 ) -> AsyncIterator[ReplicatedRun]:
     """Yield a run in which every fault follows from `seed`; everything in it ends with the context.
 
@@ -327,9 +323,9 @@ async def replicated_run(
     """
     chance = random.Random(seed)
     async with asyncio.TaskGroup() as tasks:
-        database = SimulatedDatabase(tasks, chance, state.blobs.max_total_bytes, journal or VouchingJournal())
+        database = SimulatedDatabase(tasks, chance, state.blobs.max_total_bytes, memory or VouchingDatabase())
         replicas = SimulatedReplicas(state, chance, database, count)
-        run = ReplicatedRun(replicas, Witness(replicas.journal), chance, tasks)
+        run = ReplicatedRun(replicas, Witness(database.memory), chance, tasks)
         background = tasks.create_task(replicas.live())
         await replicas.started()
         try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from epochal.coordinator.proof.audit import AuditReport, audit
-from epochal.coordinator.store.memory import MemoryStore
+from epochal.coordinator.store.store import StoreReader
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.agent import ClientEnd
@@ -20,7 +20,7 @@ from epochal.run_manager.context import RunAccess
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import DataIds
 from tests.support.data.states import state_file
-from tests.support.simulate.safety import Vouching, Witness
+from tests.support.simulate.safety import Witness
 from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, simulated_client
 from tests.support.simulate.simulated_coordinator import SimulatedCoordinator, SlowJournal
 from tests.support.simulate.simulated_network import Address, Faults, Link, SimulatedApi, Weather, no_faults
@@ -71,10 +71,7 @@ class Coordinators(Protocol):
     def state(self) -> StateFile: ...
 
     @property
-    def journal(self) -> Vouching: ...
-
-    @property
-    def store(self) -> MemoryStore: ...
+    def reader(self) -> StoreReader: ...
 
     def door(self, chance: random.Random) -> Address: ...
 
@@ -139,7 +136,7 @@ class RunWithClients:
     async def audit(self) -> AuditReport:
         """Return the operator's audit, with the parameters recomputed."""
         self.witness.check()
-        return await audit(self.coordinator.store, with_parameters=True)
+        return await audit(self.coordinator.reader, with_parameters=True)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
 from epochal.coordinator.run.maintenance import Maintenance
 from epochal.coordinator.store.files.opening import open_folder_store
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import Refused, StoreBlocked, StoreFailed
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.phase_names import RunState
@@ -44,7 +44,7 @@ async def broken(data: bytes) -> AsyncIterator[bytes]:
 class Room:
     """The blobs of a run on a disk, with uploads that wait for their rest."""
 
-    def __init__(self, store: SqlStore, disk: FailingDisk) -> None:
+    def __init__(self, store: Store, disk: FailingDisk) -> None:
         self.disk = disk
         state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
         self.run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)

@@ -103,7 +103,6 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             ("status", "postgresql://me:secret@db/runs"),
             "postgresql://me:…@db/runs: this is a store; `epochal runs`",
         ),
-        (("backup", "--verify", "postgresql://me:secret@db/runs"), "postgresql://me:…@db/runs is no copy of a run"),
         (("backup", ".", "postgresql://me@db/runs"), "TO is a database; allowed: a new folder. `epochal move`"),
         (("pause", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
         (("token", "data-server", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),

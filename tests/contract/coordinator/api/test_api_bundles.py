@@ -72,7 +72,7 @@ async def test_lost_bytes_are_left_out_of_the_page(coordinator: Served, monkeypa
     await delivered(second)
     store = coordinator.store
     assert store is not None
-    await store.recorded_blobs.drop([sha256_hex(one)], store.journal.sequence)
+    await store.recorded_blobs.drop([sha256_hex(one)], store.journal.database.sequence)
     assert (await bundle(second))[1] == {}
 
 

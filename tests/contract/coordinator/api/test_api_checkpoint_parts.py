@@ -9,9 +9,9 @@ import pytest
 
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.run.genesis import Genesis
-from epochal.coordinator.store.memory import MemoryStore
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.objects import Objects
+from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import CheckpointReport
@@ -24,6 +24,7 @@ from tests.support.data.states import state_file
 from tests.support.drive.served import Served, WireClient, phase, served
 from tests.support.drive.stored_run import LIMIT
 from tests.support.servers.s3_door import S3Door
+from tests.support.simulate.memory_store import MemoryStore
 
 PART_BYTES = 1024
 REPLICA = Replica(
@@ -43,7 +44,8 @@ async def electing(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
         door: S3Door = request.getfixturevalue("door")
         fields["blobs__store"] = s3_lines(door.url)
         store = MemoryStore(0, private_key=bytes(range(32)))
-        store.blobs = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+        objects = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), LIMIT)
+        store.blobs = RunBlobs(store.recorded_blobs, None, objects)
     state = state_file(config__waiting_for_members_extra_time=0.001, **fields)
     async with served(state, Genesis(lambda spec: REPLICA.layout), store) as running:
         yield running

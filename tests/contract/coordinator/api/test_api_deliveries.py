@@ -4,12 +4,12 @@ import httpx
 import pytest
 
 from epochal.coordinator.store.blobs import one_piece
-from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.wire import canonical_json, sha256_hex
 from tests.support.data.states import state_file
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
+from tests.support.simulate.memory_store import MemoryMeetings, MemoryReplication, MemoryStore
 
 LIMIT = 10_000_000
 STATE = state_file(config__waiting_for_members_extra_time=0.001)
@@ -44,9 +44,9 @@ async def test_result_with_its_commitment_is_counted_at_once() -> None:
 
 
 async def test_result_is_kept_with_the_record_that_counts_it() -> None:
-    journal = MemoryJournal()
-    store = MemoryStore(LIMIT, journal, bytes(32))
-    store.replication = MemoryReplication(MemoryMeetings(), journal)
+    store = MemoryStore(LIMIT, None, bytes(32))
+    database = store.journal.database
+    store.replication = MemoryReplication(MemoryMeetings(), database)
     async with served(STATE, store=store) as run:
         member, _ = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
@@ -54,8 +54,8 @@ async def test_result_is_kept_with_the_record_that_counts_it() -> None:
             answer = await member.deliver(data)
             assert (answer.status_code, answer.json()["result_verified"]) == (200, True)
         assert verified(run) == {member.client_id}
-        assert journal.blobs == {sha256_hex(data): data}
-    told = b"".join([record.body async for part in journal.history() for record in part.records])
+        assert database.blobs == {sha256_hex(data): data}
+    told = b"".join([record.body async for part in store.journal.history() for record in part.records])
     assert told.count(b"result_received") == 1
 
 
@@ -66,9 +66,9 @@ async def test_recorded_blobs_that_the_run_does_not_need_are_swept() -> None:
         member, _ = await training(run)
         data = member.result(REPLICA, DIFFERENCE)
         assert (await member.deliver(data)).status_code == 200
-        store.journal.blobs[sha256_hex(unneeded)] = unneeded
+        store.journal.database.keep_blob(unneeded)
         await run.service.maintenance._sweep_blobs()
-        assert store.journal.blobs == {sha256_hex(data): data}
+        assert store.journal.database.blobs == {sha256_hex(data): data}
 
 
 async def test_result_that_finds_no_room_beside_recorded_blobs_is_not_kept() -> None:
@@ -79,7 +79,7 @@ async def test_result_that_finds_no_room_beside_recorded_blobs_is_not_kept() -> 
         assert store.recorded_blobs is not None
         with store.recorded_blobs.arriving(STATE.blobs.max_total_bytes - len(data)):
             assert problem(await member.deliver(data)) == "blobs-full"
-        assert store.journal.blobs == {}
+        assert store.journal.database.blobs == {}
         current = run.service.run.round
         assert current is None or not current.results.verified
 

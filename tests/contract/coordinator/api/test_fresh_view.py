@@ -8,11 +8,11 @@ import httpx
 import pytest
 
 from epochal.coordinator.api.request_parts import STALE_HEADER
-from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryStore
 from epochal.state.errors import StoreBlocked
 from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
 from tests.support.drive.served import ADMIN, Served, WireClient, phase, problem, served
+from tests.support.simulate.memory_store import MemoryBlobs, MemoryDatabase, MemoryJournal, MemoryMeetings, MemoryStore
 from tests.support.simulate.poor_replication import PoorReplication
 
 LIMIT = 10_000_000
@@ -22,15 +22,14 @@ UNKNOWN = "0" * 64
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Served, Served]]:
     """Two coordinators of one run."""
-    journal, meetings = MemoryJournal(), MemoryMeetings()
+    database, meetings = MemoryDatabase(), MemoryMeetings()
     state = state_file(config__waiting_for_members_extra_time=0.001)
-    first = MemoryStore(LIMIT, journal, bytes(range(32)))
+    files = MemoryBlobs(LIMIT)
     async with AsyncExitStack() as stack:
         found = []
         for _ in range(2):
-            store = MemoryStore(LIMIT, journal, bytes(range(32)))
-            store.blobs, store.keys = first.blobs, first.keys
-            store.replication = PoorReplication(meetings, journal)
+            store = MemoryStore(0, MemoryJournal(database), bytes(range(32)), files)
+            store.replication = PoorReplication(meetings, database)
             found.append(await stack.enter_async_context(served(state, store=store)))
         await found[0].service.replicas.meet()
         yield found[0], found[1]

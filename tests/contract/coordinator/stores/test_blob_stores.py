@@ -9,7 +9,6 @@ import pytest
 from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.files.arriving import MAX_PIECE_BYTES
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
-from epochal.coordinator.store.memory import MemoryBlobs, MemoryJournal, MemoryRecordedBlobs
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from epochal.coordinator.store.run_blobs import RunBlobs
@@ -17,6 +16,7 @@ from epochal.state.errors import Refused
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.object_blobs import object_blobs
 from tests.support.data.stored_blobs import blob_bytes
+from tests.support.simulate.memory_store import MemoryBlobs, MemoryStore
 
 LIMIT = 5 * MAX_PIECE_BYTES
 
@@ -30,7 +30,7 @@ async def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     if request.param == "shared directory":
         return await DirectoryBlobs.shared(tmp_path, "run", b"owner", LIMIT)
     if request.param == "layers":
-        return RunBlobs(MemoryRecordedBlobs(MemoryJournal()), await DirectoryBlobs.open(tmp_path, LIMIT))
+        return RunBlobs(MemoryStore(0).recorded_blobs, await DirectoryBlobs.open(tmp_path, LIMIT))
     return await DirectoryBlobs.open(tmp_path, LIMIT) if request.param == "directory" else MemoryBlobs(LIMIT)
 
 

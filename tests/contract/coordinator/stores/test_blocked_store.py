@@ -15,8 +15,7 @@ from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.files.folder import FolderPlace
 from epochal.coordinator.store.files.opening import open_folder_store
-from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
-from epochal.coordinator.store.open import Store
+from epochal.coordinator.store.store import Store
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import Refused, StoreBlocked, StoreFailed
@@ -24,12 +23,13 @@ from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.full_disk import full_disk
 from tests.support.data.states import state_file
+from tests.support.simulate.memory_store import MemoryJournal, MemoryPlace, MemoryStore
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FolderPlace, "retry_s", 0.01)
-    monkeypatch.setattr(MemoryStore, "retry_s", 0.01)
+    monkeypatch.setattr(MemoryPlace, "retry_s", 0.01)
 
 
 def options_on(store: Store) -> ServiceOptions:

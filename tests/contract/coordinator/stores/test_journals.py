@@ -7,18 +7,15 @@ import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
 from epochal.coordinator.store.files.opening import open_folder_store
-from epochal.coordinator.store.journal import Journal, StoredProof, Tail
-from epochal.coordinator.store.memory import MemoryJournal
-from epochal.coordinator.store.open import Store
+from epochal.coordinator.store.sql.history import StoredProof
+from epochal.coordinator.store.sql.journal import Journal, Tail
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import StoreConflict
 from tests.support.data.database_store import database_store
 
 
-@pytest.fixture(params=("directory", "memory", "postgres"))
+@pytest.fixture(params=("directory", "postgres"))
 async def journal(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Journal]:
-    if request.param == "memory":
-        yield MemoryJournal()
-        return
     opened: Store
     if request.param == "directory":
         opened = await open_folder_store(tmp_path, max_blob_bytes=0)

@@ -9,7 +9,7 @@ import epochal.coordinator.store.postgres.database
 import epochal.coordinator.store.sql.journal
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.sql.database import STATEMENT_S
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import StoreBlocked, StoreConflict
 from tests.support.data.database_store import database_store
 from tests.support.servers.postgres_server import PostgresServer, hosts_url, postgres_server, standby_of
@@ -25,7 +25,7 @@ def primary() -> Iterator[PostgresServer]:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, count: int = 2) -> AsyncIterator[list[SqlStore]]:
+async def opened(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
     """Yield stores of one run; the first has begun it, with one record, and all know that."""
     stores = [await database_store(url, "run") for _ in range(count)]
     try:

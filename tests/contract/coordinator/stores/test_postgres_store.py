@@ -15,7 +15,7 @@ from epochal.coordinator.store.postgres.address import parse_address
 from epochal.coordinator.store.replication import Heartbeats, Replication
 from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S
 from epochal.coordinator.store.sql.schema import SCHEMA_NUMBER, hash_of_record, hash_of_snapshot
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import InvalidInput, StoreBlocked, StoreConflict, StoreFailed
 from tests.support.bounds import BOUND_S
 from tests.support.data.database_store import database_store
@@ -31,7 +31,7 @@ def url(database_server: PostgresServer) -> str:
 
 
 @asynccontextmanager
-async def opened(*urls: str) -> AsyncIterator[list[SqlStore]]:
+async def opened(*urls: str) -> AsyncIterator[list[Store]]:
     """Yield the stores of one run at these URLs."""
     stores = [await database_store(url, "run") for url in urls]
     try:
@@ -42,13 +42,13 @@ async def opened(*urls: str) -> AsyncIterator[list[SqlStore]]:
 
 
 @asynccontextmanager
-async def relayed(url: str, server: PostgresServer) -> AsyncIterator[tuple[DatabaseRelay, SqlStore]]:
+async def relayed(url: str, server: PostgresServer) -> AsyncIterator[tuple[DatabaseRelay, Store]]:
     """Yield a relay before the server, and the store of a run by way of it."""
     async with database_relay(server) as relay, opened(relay.url(server, url.rpartition("/")[2])) as (store,):
         yield relay, store
 
 
-def meetings_of(store: SqlStore) -> Replication:
+def meetings_of(store: Store) -> Replication:
     assert store.replication is not None
     return store.replication
 
@@ -144,7 +144,7 @@ def test_request_waits_for_news_for_longer_than_a_statement_may_take() -> None:
 async def test_two_coordinators_that_begin_a_run_at_once_begin_it_once(url: str) -> None:
     async with opened(url, url) as stores:
 
-        async def begin(store: SqlStore, body: bytes) -> bool:
+        async def begin(store: Store, body: bytes) -> bool:
             try:
                 await store.journal.open_segment(Snapshot(0, body))
             except StoreConflict:

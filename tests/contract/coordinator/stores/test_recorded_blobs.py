@@ -8,15 +8,15 @@ import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.blobs import one_piece
-from epochal.coordinator.store.memory import MemoryJournal, MemoryStore
-from epochal.coordinator.store.open import Store
-from epochal.coordinator.store.recorded_blobs import RecordedBlobs
+from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobs
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import Refused, StoreConflict
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.database_store import database_store
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.servers.database_relay import database_relay
 from tests.support.servers.postgres_server import PostgresServer
+from tests.support.simulate.memory_store import MemoryDatabase, MemoryJournal, MemoryStore
 
 LIMIT = 1_000_000
 DATA, OTHER = bytes(range(256)) * 12, b"another"
@@ -28,7 +28,7 @@ Opening: TypeAlias = Callable[[], Awaitable[Store]]
 @pytest.fixture(params=("memory", "postgres"))
 async def opening(request: pytest.FixtureRequest) -> AsyncIterator[Opening]:
     """Opens the store of one run, as another coordinator each time."""
-    journal = MemoryJournal()
+    database = MemoryDatabase()
     url = request.getfixturevalue("database_server").new_database() if request.param == "postgres" else ""
     async with AsyncExitStack() as stack:
 
@@ -36,7 +36,7 @@ async def opening(request: pytest.FixtureRequest) -> AsyncIterator[Opening]:
             if url:
                 store: Store = await database_store(url, "run", LIMIT)
             else:
-                store = MemoryStore(LIMIT, journal)
+                store = MemoryStore(LIMIT, MemoryJournal(database))
             stack.push_async_callback(store.aclose)
             return store
 

@@ -6,12 +6,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.store.memory import MemoryJournal, MemoryMeetings, MemoryReplication, MemoryStore
-from epochal.coordinator.store.open import Store
 from epochal.coordinator.store.replication import Heartbeats, Replication
+from epochal.coordinator.store.store import Store
 from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.data.database_store import database_store
+from tests.support.simulate.memory_store import (
+    MemoryDatabase,
+    MemoryJournal,
+    MemoryMeetings,
+    MemoryReplication,
+    MemoryStore,
+)
 
 ONE, OTHER = ClientId("one"), ClientId("other")
 
@@ -25,10 +31,10 @@ async def stores(request: pytest.FixtureRequest) -> AsyncIterator[list[Store]]:
         run_id = request.node.name
         opened += [await database_store(url, run_id) for _ in range(2)]
     else:
-        journal, meetings = MemoryJournal(), MemoryMeetings()
+        database, meetings = MemoryDatabase(), MemoryMeetings()
         for _ in range(2):
-            in_memory = MemoryStore(0, journal)
-            in_memory.replication = MemoryReplication(meetings, journal)
+            in_memory = MemoryStore(0, MemoryJournal(database))
+            in_memory.replication = MemoryReplication(meetings, database)
             opened.append(in_memory)
     await opened[0].journal.open_segment(Snapshot(0, b"start"))
     yield opened

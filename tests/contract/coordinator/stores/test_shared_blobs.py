@@ -11,6 +11,7 @@ import pytest
 
 from epochal.coordinator.store.blobs import BlobStore, one_piece
 from epochal.coordinator.store.files.blobs import FORGOTTEN_AFTER_S, DirectoryBlobs
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal
@@ -97,11 +98,10 @@ async def test_folder_of_blobs_that_is_not_mounted_is_refused(tmp_path: Path) ->
 # Objects that clients put
 
 
-async def granted(blobs: BlobStore, data: bytes, sender: ClientId, sent: bytes | None = None) -> Sha256:
+async def granted(blobs: ObjectBlobs, data: bytes, sender: ClientId, sent: bytes | None = None) -> Sha256:
     """Let a client put an announced blob, or other bytes of its length, where one coordinator says."""
     digest = sha256_hex(data)
     put = await blobs.signed_put(digest, len(data), sender)
-    assert put is not None
     headers = {key: value for key, value in put.headers.items() if not key.startswith("x-amz-checksum")}
     async with httpx.AsyncClient() as http:
         answer = await http.put(put.url, content=sent or data, headers=headers)

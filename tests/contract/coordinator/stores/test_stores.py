@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.store.memory import MemoryStore
-from epochal.coordinator.store.open import Store, open_store
+from epochal.coordinator.store.open import open_store
+from epochal.coordinator.store.store import Store
 from tests.support.data.database_store import database_store
 
 
-@pytest.fixture(params=("directory", "memory", "postgres"))
+@pytest.fixture(params=("directory", "postgres"))
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     opened: Store
     if request.param == "postgres":
         opened = await database_store(request.getfixturevalue("database_server").url())
     else:
-        opened = MemoryStore(0) if request.param == "memory" else await open_store(str(tmp_path / "run"), 0)
+        opened = await open_store(str(tmp_path / "run"), 0)
     yield opened
     await opened.aclose()
 

@@ -5,12 +5,12 @@ import hashlib
 import pytest
 
 from epochal.coordinator.auth.admin import AdminToken
-from epochal.coordinator.store.memory import MemoryKeys
 from epochal.state.errors import Refused
+from tests.support.simulate.memory_store import MemoryStore
 
 
 async def test_admin_token_is_shown_once_and_kept_as_a_hash() -> None:
-    keys = MemoryKeys()
+    keys = MemoryStore(0).keys
     admin, token = await AdminToken.load_or_create(keys)
     assert token is not None
     admin.check(token)
@@ -25,7 +25,7 @@ async def test_admin_token_is_shown_once_and_kept_as_a_hash() -> None:
 
 
 async def test_admin_token_made_anew_ends_the_one_before() -> None:
-    keys = MemoryKeys()
+    keys = MemoryStore(0).keys
     _, lost = await AdminToken.load_or_create(keys)
     admin, token = await AdminToken.load_or_create(keys, anew=True)
     assert lost is not None

@@ -2,8 +2,8 @@
 time."""
 
 from epochal.coordinator.blobs.recent_results import MAX_RECENT_BYTES, RecentResults
-from epochal.coordinator.store.memory import MemoryBlobs, MemoryJournal, MemoryRecordedBlobs
 from epochal.state.wire import Sha256, sha256_hex
+from tests.support.simulate.memory_store import MemoryBlobs, MemoryStore
 
 FIRST, SECOND_ATTEMPT, NEXT = (3, 0), (3, 1), (4, 0)
 
@@ -15,7 +15,7 @@ def added(recent: RecentResults, of_round: tuple[int, int], data: bytes) -> Sha2
 
 
 def test_results_of_an_ended_round_are_forgotten_with_the_next_ones() -> None:
-    recent = RecentResults(MemoryBlobs(10**9), MemoryRecordedBlobs(MemoryJournal()))
+    recent = RecentResults(MemoryBlobs(10**9), MemoryStore(0).recorded_blobs)
     for number in range(3):
         added(recent, FIRST, b"%d" % number)
     assert recent.kept_bytes == 3
@@ -26,13 +26,13 @@ def test_results_of_an_ended_round_are_forgotten_with_the_next_ones() -> None:
 
 
 def test_result_that_comes_twice_is_kept_once() -> None:
-    recent = RecentResults(MemoryBlobs(10**9), MemoryRecordedBlobs(MemoryJournal()))
+    recent = RecentResults(MemoryBlobs(10**9), MemoryStore(0).recorded_blobs)
     assert added(recent, FIRST, b"same") == added(recent, FIRST, b"same")
     assert recent.kept_bytes == 4
 
 
 def test_oldest_results_of_a_round_make_room_for_newer_ones() -> None:
-    recent = RecentResults(MemoryBlobs(10**9), MemoryRecordedBlobs(MemoryJournal()))
+    recent = RecentResults(MemoryBlobs(10**9), MemoryStore(0).recorded_blobs)
     for number in range(5):
         added(recent, FIRST, bytes([number]) * (MAX_RECENT_BYTES // 4))
     assert recent.kept_bytes == MAX_RECENT_BYTES

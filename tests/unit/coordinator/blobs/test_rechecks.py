@@ -5,21 +5,22 @@ import asyncio
 import pytest
 
 from epochal.coordinator.blobs.rechecks import LOOK_WAIT_S, MAX_LOOKS, ObjectLooks
-from epochal.coordinator.store.memory import MemoryBlobs
+from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
+from tests.support.simulate.memory_store import MemoryBlobs, MemoryStore
 from tests.support.simulate.virtual_time import in_virtual_time
 
 SHA256 = sha256_hex(b"doubted")
 
 
-class SlowBlobs(MemoryBlobs):
+class SlowBlobs(RunBlobs):
     """Blobs of which each look takes as long as the test says, and finds what it says."""
 
     def __init__(self, look_s: float, *, lost: bool = False) -> None:
-        super().__init__(100)
+        super().__init__(MemoryStore(0).recorded_blobs, MemoryBlobs(100))
         self.look_s = look_s
         self.lost = lost
         self.looked: list[Sha256] = []

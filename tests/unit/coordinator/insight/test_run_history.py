@@ -15,12 +15,12 @@ from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_unchecked
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.files.opening import open_folder_reader
-from epochal.coordinator.store.memory import MemoryJournal
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.store.sql.notes import HISTORY
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import Refused
 from tests.support.drive.journaled_run import KeptRun, compact, compact_state, keep_in, simulated_segments
+from tests.support.simulate.memory_store import MemoryJournal
 from tests.support.simulate.virtual_time import run_virtually
 
 SHORT = {"config__epoch_time": 0.25, "config__warmup_time": 0.2, "config__max_round_train_time": 0.2}
@@ -152,10 +152,10 @@ async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
 ) -> None:
     expected = content(await read_history(journal_of(kept)))
     journal = await kept_beside(kept, monkeypatch, 2)
-    good = KeptHistory.decoded(journal.stored_history or b"")
+    good = KeptHistory.decoded(await journal.kept_history() or b"")
     assert good is not None
     good = replace(good, history=Projection().encoded())  # which differs, so that one sees whether it is used
-    journal.stored_history = good.encoded()
+    await journal.keep_history(good.encoded())
     assert content(await read_history(journal)) != expected
     wrong = [
         b"",
@@ -168,7 +168,7 @@ async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
         replace(good, history="%").encoded(),
     ]
     for stored in wrong:
-        journal.stored_history = stored
+        await journal.keep_history(stored)
         assert content(await read_history(journal)) == expected
 
 
@@ -180,7 +180,7 @@ async def test_history_that_is_kept_ends_before_what_was_compacted(
     await keep_in(tmp_path / "run", kept)
     assert await compact(tmp_path / "run", steps=2)
     writing = open_folder_reader(tmp_path / "run", writes=True)
-    await writing.notes.write(HISTORY, beside.stored_history or b"")
+    await writing.notes.write(HISTORY, await beside.kept_history() or b"")
     await writing.aclose()
     found = await read_history(open_store_reader(str(tmp_path / "run")).journal)
     assert content(found)[:3] == expected[:3]

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from epochal.coordinator.machine.run import new_run
 from epochal.coordinator.run.maintenance import MAX_SWEEP_DELAY_S, STATE_FILE_S, Maintenance
-from epochal.coordinator.store.memory import MemoryStore
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import StoreFailed
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.simulate.memory_store import MemoryStore
 from tests.support.simulate.virtual_time import in_virtual_time
 
 MAX_BLOB_BYTES = 1_000

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.coordinator.store.checkpoint_blobs import digest_of_parts, keep_in_parts, opened_parts
-from epochal.coordinator.store.memory import MemoryBlobs
 from epochal.state.checkpoint_parts import CheckpointPart
 from epochal.state.errors import Refused
 from epochal.state.wire import sha256_hex
+from tests.support.simulate.memory_store import MemoryBlobs
 from tests.support.simulate.virtual_time import run_virtually
 
 DATA = bytes(range(200)) * 3

@@ -10,7 +10,7 @@ import pytest
 import epochal.coordinator.store.failures
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
-from epochal.coordinator.store.sql.store import SqlStore
+from epochal.coordinator.store.store import Store
 from epochal.state.errors import StoreBlocked
 from epochal.state.wire import sha256_hex
 from tests.support.data.full_disk import full_disk
@@ -31,7 +31,7 @@ def failing() -> FailingDisk:
 
 
 @pytest.fixture
-async def store(tmp_path: Path, failing: FailingDisk) -> AsyncIterator[SqlStore]:
+async def store(tmp_path: Path, failing: FailingDisk) -> AsyncIterator[Store]:
     opened = await open_folder_store(tmp_path, MAX_BLOB_BYTES, disk=failing.disk)
     await opened.journal.open_segment(Snapshot(0, b"start"))
     await opened.journal.append(JournalRecord(1, b"one"))
@@ -45,7 +45,7 @@ async def kept(run_dir: Path) -> list[bytes]:
     return [record.body async for segment in journal.history() for record in segment.records]
 
 
-async def test_record_on_a_full_disk_is_undone_and_kept_later(tmp_path: Path, store: SqlStore) -> None:
+async def test_record_on_a_full_disk_is_undone_and_kept_later(tmp_path: Path, store: Store) -> None:
     with full_disk(tmp_path):
         for _ in range(3):
             with pytest.raises(StoreBlocked, match="no room on the disk") as caught:
@@ -56,7 +56,7 @@ async def test_record_on_a_full_disk_is_undone_and_kept_later(tmp_path: Path, st
     assert await kept(tmp_path) == [b"one", b"two"]
 
 
-async def test_segment_on_a_full_disk_is_opened_later(tmp_path: Path, store: SqlStore) -> None:
+async def test_segment_on_a_full_disk_is_opened_later(tmp_path: Path, store: Store) -> None:
     with full_disk(tmp_path), pytest.raises(StoreBlocked):
         await store.journal.open_segment(Snapshot(1, b"later" * 1000))
     await store.journal.append(JournalRecord(2, b"two"))
@@ -65,9 +65,7 @@ async def test_segment_on_a_full_disk_is_opened_later(tmp_path: Path, store: Sql
     assert await kept(tmp_path) == [b"one", b"two", b"three"]
 
 
-async def test_state_file_that_is_blocked_stays_as_it_was(
-    tmp_path: Path, store: SqlStore, failing: FailingDisk
-) -> None:
+async def test_state_file_that_is_blocked_stays_as_it_was(tmp_path: Path, store: Store, failing: FailingDisk) -> None:
     await store.save_state_file("old")
     failing.write_errno = errno.ENOSPC
     with pytest.raises(StoreBlocked):
@@ -77,7 +75,7 @@ async def test_state_file_that_is_blocked_stays_as_it_was(
 
 
 async def test_blob_that_is_blocked_says_its_size_and_is_kept_later(
-    tmp_path: Path, store: SqlStore, failing: FailingDisk
+    tmp_path: Path, store: Store, failing: FailingDisk
 ) -> None:
     data = bytes(range(256)) * 9_000  # more than is written at once
 
@@ -98,7 +96,7 @@ async def test_blob_that_is_blocked_says_its_size_and_is_kept_later(
     assert b"".join([piece async for piece in store.blobs.stream(digest, 5, len(data))]) == data[5:]
 
 
-async def test_room_that_is_missing_is_told(tmp_path: Path, store: SqlStore, failing: FailingDisk) -> None:
+async def test_room_that_is_missing_is_told(tmp_path: Path, store: Store, failing: FailingDisk) -> None:
     before = sorted(os.listdir(tmp_path))
     await store.check_room(100_000)
     failing.write_errno = errno.ENOSPC

@@ -16,8 +16,8 @@ from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
-from epochal.coordinator.store.journal import StoredProof
-from epochal.coordinator.store.sql.store import SqlReader, SqlStore
+from epochal.coordinator.store.sql.history import StoredProof
+from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.state.errors import StoreFailed
 from epochal.state.wire import sha256_hex
@@ -29,13 +29,13 @@ WAL, SHM = f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"
 SMALL = b"a small result"
 
 
-async def begun(run_dir: Path, disk: Disk = REAL_DISK) -> SqlStore:
+async def begun(run_dir: Path, disk: Disk = REAL_DISK) -> Store:
     store = await open_folder_store(run_dir, MAX_BLOB_BYTES, disk=disk)
     await store.journal.open_segment(Snapshot(0, b"start"))
     return store
 
 
-async def play(store: SqlStore) -> AsyncIterator[str]:
+async def play(store: Store) -> AsyncIterator[str]:
     """Keep things of every kind; yield what a store says of itself after each."""
     journal = store.journal
     await store.keys.create_private_key()
@@ -58,7 +58,7 @@ async def play(store: SqlStore) -> AsyncIterator[str]:
     yield await told(store)
 
 
-async def told(store: SqlStore | SqlReader) -> str:
+async def told(store: Store | StoreReader) -> str:
     """Return all that a store holds."""
     journal = store.journal
     segments = [segment async for segment in journal.history()]

@@ -10,14 +10,13 @@ from typing import Protocol
 
 from epochal.coordinator.store.blobs import BlobReader, BlobStore
 from epochal.coordinator.store.object_store.opening import open_object_store, readers_of
-from epochal.coordinator.store.recorded_blobs import RecordedBlobs
 from epochal.coordinator.store.replication import Replication
 from epochal.coordinator.store.run_blobs import LayeredReader, RunBlobs
 from epochal.coordinator.store.sql.database import Database, JournalDatabase
-from epochal.coordinator.store.sql.history import SqlHistory
-from epochal.coordinator.store.sql.journal import SqlJournal
+from epochal.coordinator.store.sql.history import JournalReader
+from epochal.coordinator.store.sql.journal import Journal
 from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, MOVED, ORIGIN, Keys, Notes
-from epochal.coordinator.store.sql.recorded_blobs import SqlBlobReader, SqlRecordedBlobs
+from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobReader, RecordedBlobs
 from epochal.runtime.clock import Clock
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput
@@ -64,8 +63,8 @@ class Place(Protocol):
         """Give the place back. May be called again."""
 
 
-class SqlReader:
-    """The `StoreReader` protocol over a run in a database.
+class StoreReader:
+    """A run that is only read; meanwhile a coordinator may serve it.
 
     Args:
         database: is read.
@@ -90,8 +89,8 @@ class SqlReader:
         self.run_id = run_id
         self.database = database
         self.place = place
-        self.journal = SqlHistory(database, run_id)
-        self.recorded_blobs = SqlBlobReader(database, run_id)
+        self.journal = JournalReader(database, run_id)
+        self.recorded_blobs = RecordedBlobReader(database, run_id)
         self.notes = Notes(database, run_id)
         self.keys = Keys(self.notes, name)
         own = (self.recorded_blobs,) if files is None else (files, self.recorded_blobs)
@@ -105,9 +104,15 @@ class SqlReader:
         self.own_blobs, self.blobs = LayeredReader(layers_of_own), LayeredReader(all_layers)
 
     def copying(self) -> AbstractAsyncContextManager[None]:
+        """Let the coordinator keep its blobs while the context is entered: its sweeps wait, for a bounded time.
+
+        Raises:
+            StoreFailed: a sweep does not end.
+        """
         return self.place.copying()
 
     async def served_at(self) -> str | None:
+        """Return the address that the coordinator noted that serves the run now; None if none is known to serve it."""
         return await self.place.served_at()
 
     async def aclose(self) -> None:
@@ -115,8 +120,8 @@ class SqlReader:
         await self.database.aclose()
 
 
-class SqlStore:
-    """The `Store` protocol over a run in a database.
+class Store:
+    """A run that a coordinator serves. Its methods raise `StoreBlocked` or `StoreFailed` if the medium fails.
 
     Args:
         databases: the connection that appends, and another one for everything else.
@@ -126,6 +131,13 @@ class SqlStore:
         replication: its meetings with other coordinators; None if there are none.
 
     Attributes:
+        name: as given.
+        journal, keys, notes: the run's.
+        recorded_blobs: those of its blobs that the journal keeps with its records.
+        blobs: all of its blobs, once `open_blobs` has returned.
+        replication: as given; None if the lock keeps out all other coordinators.
+        is_backup: whether it is a backup from which no coordinator has started yet.
+        retry_s: time between two attempts to go on while it keeps nothing.
         blobs_folder: shared by coordinators, and noted once one serves the run from there; None if there is none.
     """
 
@@ -141,10 +153,10 @@ class SqlStore:
         self.place = place
         self.replication = replication
         self._databases = databases
-        self.journal = SqlJournal(*databases, run_id)
+        self.journal = Journal(*databases, run_id)
         self.notes = Notes(databases[1], run_id)
         self.keys = Keys(self.notes, name)
-        self.recorded_blobs: RecordedBlobs = SqlRecordedBlobs(databases[1], self.journal, run_id)
+        self.recorded_blobs = RecordedBlobs(databases[1], self.journal, run_id)
         self.blobs: RunBlobs
         self.is_backup = False
         self.retry_s = place.retry_s
@@ -179,18 +191,23 @@ class SqlStore:
         self.blobs = RunBlobs(self.recorded_blobs, files, found)
 
     def clock(self, system: Clock) -> Clock:
+        """Return the clock that all coordinators of the run share; this machine's if there is only one."""
         return self.place.clock(system)
 
     def note_address(self, url: str) -> None:
+        """Note where the run is served, until the store is closed. A medium that fails is logged."""
         self.place.note_address(url)
 
     async def is_served(self) -> bool:
+        """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
         return await self.place.is_served()
 
     async def served_at(self) -> str | None:
+        """Return the address that was noted of a coordinator that serves the run; None if none is known."""
         return await self.place.served_at()
 
     async def note_served(self) -> None:
+        """Note that a coordinator has started from it: it is no backup any more."""
         if self._origin is not None and await self.notes.read(ORIGIN) != self._origin:
             await self.notes.write(ORIGIN, self._origin)
         if self.blobs_folder is not None:
@@ -199,19 +216,24 @@ class SqlStore:
         self.is_backup = False
 
     def sweeping(self) -> AbstractAsyncContextManager[bool]:
+        """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile."""
         return self.place.sweeping()
 
     def copying(self) -> AbstractAsyncContextManager[None]:
+        """Let no sweep begin while the context is entered."""
         return self.place.copying()
 
     async def save_state_file(self, text: str) -> None:
+        """Replace the kept `state.toml` atomically."""
         await self.place.save_state_file(text)
 
     async def check_room(self, size_bytes: int) -> None:
+        """Raise `StoreBlocked` or `StoreFailed` unless this many bytes more can be kept now."""
         await self.place.check_room(size_bytes)
         await self.blobs.check_answers()
 
     async def aclose(self) -> None:
+        """Release the lock. May be called again."""
         if self.replication is not None:
             await self.replication.leave()
         for database in self._databases:
