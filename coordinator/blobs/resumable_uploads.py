@@ -34,7 +34,7 @@ FINISHED_WITHIN_S = 10.0
 """Maximum time for which a request waits for the check of an upload of which all bytes have arrived."""
 ASK_AGAIN_S = 1.0
 MAX_PAUSED = 64
-"""Maximum number of uploads that wait; each may hold one piece (`store/directory/arriving.py`) in memory."""
+"""Maximum number of uploads that wait; each may hold one piece (`store/files/arriving.py`) in memory."""
 MAX_PAUSED_PER_CLIENT = 4
 END_S = 3.0
 """Maximum time for which the end of uploads is waited for; then those that remain are cancelled."""

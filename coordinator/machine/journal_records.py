@@ -1,6 +1,6 @@
 """The journal as values: records, the snapshots with which segments begin, and the segments that are read back.
 
-`coordinator/store/journal.py` says what a store promises about them.
+`coordinator/store/sql/journal.py` says what a store promises about them.
 """
 
 from collections.abc import Mapping
