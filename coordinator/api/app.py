@@ -99,7 +99,7 @@ def create_app(
         status_routes(handlers),
         operator_routes(handlers),
         history_routes(access, views, viewers, insight),
-        member_routes(access, MemberViews(insight, SharedThreads(), metrics.http.refusals)),
+        member_routes(access, MemberViews(insight, SharedThreads())),
         access_routes(handlers),
         join_routes(handlers, access, version),
         health_routes(handlers, metrics.http.notes),

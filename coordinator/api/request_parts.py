@@ -14,7 +14,6 @@ from epochal.coordinator.run.long_polls import Reader, ReaderKind
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token
 from epochal.runtime.http.openapi import SECONDS, in_query
-from epochal.runtime.metrics.refusal_counts import SENDER_IN_SCOPE
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
@@ -97,7 +96,6 @@ def reader_of(handlers: Handlers, scope: Scope) -> Reader:
 
 
 def _note_member(handlers: Handlers, scope: Scope, client_id: ClientId) -> None:
-    scope[SENDER_IN_SCOPE] = client_id
     connection = vouch_for(scope, client_id)
     if connection is not None:
         handlers.service.liveness.connected(client_id, connection)

@@ -3,24 +3,19 @@
 It is made from what the machine tells of members and rounds, and nothing of it is in the run.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from epochal.coordinator.insight.data_waits import DataWaits, after_round
 from epochal.coordinator.machine.instructions import CheckpointRefused, EndedRound, MembershipChanged
 from epochal.coordinator.machine.parts.persistent_map import plain
-from epochal.state.documents import Count, HexId
-from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFigures, RoundDetail
+from epochal.state.documents import Count
+from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, RoundDetail
 from epochal.state.messages.member_rows import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
 from epochal.state.wire import ClientId
 from epochal.state.wire_document import WireDocument
 
 MAX_KNOWN_MEMBERS = 32_768
 """Maximum number of clients of which figures are kept; beyond, those are forgotten that left longest ago."""
-MAX_REFUSAL_KINDS = 32
-"""Maximum number of kinds by which refusals are counted; others count as `OTHER`."""
-OTHER = "other"
 RESULT_INVALID = "result-invalid"
 CHECKPOINT_INVALID = "checkpoint-invalid"
 LEFT = frozenset({"withdrew", "fell silent", "ejected", "left the finished run", "lost its access"})
@@ -29,11 +24,17 @@ JOINED = frozenset({"joined", "joined again"})
 """Changes by which a process is a member."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemberRecord(WireDocument):
-    """A client's figures, as they are kept. See `MemberFigures` for the fields that both have."""
+@dataclass(slots=True)
+class KnownMember(WireDocument):
+    """A client's figures, while they are counted and as they are kept. See `MemberFigures` for what both have.
 
-    client_id: HexId
+    Attributes:
+        refusals: of its results, checkpoints and rounds, by kind.
+        last_refusals: the last of them, at most `MAX_REFUSALS_TOLD`, the latest last.
+        last_loss: of its last result in a round that was applied, since it is a member.
+    """
+
+    client_id: ClientId
     name: str = ""
     software: str = ""
     trainer: str = ""
@@ -47,56 +48,22 @@ class MemberRecord(WireDocument):
     result_bytes: Count = 0
     uploaded_bytes: Count | None = None
     downloaded_bytes: Count | None = None
-    refusals: tuple[RefusalCount, ...] = ()
+    refusals: dict[str, int] = field(default_factory=dict)
     last_refusals: tuple[RefusalTold, ...] = ()
     last_loss: float | None = None
-    data_waits: DataWaits | None = None
-
-
-@dataclass(slots=True)
-class KnownMember:
-    """The same while it is counted.
-
-    Attributes:
-        last_loss: of its last result in a round that was applied, since it is a member.
-        data_waits: its own figures of its waits for data, since it is a member; None if it says nothing.
-    """
-
-    client_id: ClientId
-    name: str = ""
-    software: str = ""
-    trainer: str = ""
-    joined_s: float | None = None
-    left: str = ""
-    left_s: float | None = None
-    applied: int = 0
-    lost: int = 0
-    tokens: int = 0
-    data_wait_s: float = 0.0
-    result_bytes: int = 0
-    uploaded_bytes: int | None = None
-    downloaded_bytes: int | None = None
-    refusals: dict[str, int] = field(default_factory=dict)
-    last_refusals: deque[RefusalTold] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS_TOLD))
-    last_loss: float | None = None
-    data_waits: DataWaits | None = None
 
 
 class MemberBook:
-    """Every client that is or was a member, as far as they are kept, and the run's refusals by kind."""
+    """Every client that is or was a member, as far as they are kept."""
 
-    def __init__(self, records: Iterable[MemberRecord] = (), refusals: Iterable[RefusalCount] = ()) -> None:
+    def __init__(self, records: Iterable[KnownMember] = ()) -> None:
         self.names: dict[ClientId, str] = {}
         """Of the clients that have chosen one."""
         self._known: dict[ClientId, KnownMember] = {}
         """The present members first, in the order in which they came, mixed with those that left, the latest last."""
-        self.refusals = {found.kind: found.count for found in refusals}
         for record in records:
-            fields = {name: getattr(record, name) for name in record.__slots__}
-            fields["refusals"] = {found.kind: found.count for found in record.refusals}
-            fields["last_refusals"] = deque(record.last_refusals, MAX_REFUSALS_TOLD)
-            self._known[ClientId(record.client_id)] = KnownMember(**fields)
-            self._note_name(ClientId(record.client_id), record.name)
+            self._known[record.client_id] = record
+            self._note_name(record.client_id, record.name)
 
     def get(self, client_id: ClientId) -> KnownMember | None:
         """Return what is known of a client."""
@@ -115,12 +82,12 @@ class MemberBook:
             self._note_name(told.client_id, known.name)
         if told.change in LEFT:
             known.left, known.left_s = told.change, told.at_s
-            known.last_loss, known.data_waits = None, None
+            known.last_loss = None
             self._known[told.client_id] = self._known.pop(told.client_id)
             self._forget()
         else:
             if told.change in JOINED:
-                known.last_loss, known.data_waits = None, None
+                known.last_loss = None
             if told.change == "joined":
                 known.joined_s = told.at_s
             known.left, known.left_s = "", None
@@ -138,7 +105,7 @@ class MemberBook:
                 known.lost += 1
             if figures.delivered_s is not None:
                 known.result_bytes += figures.result_bytes
-            known.data_wait_s += sum(_waits(figures))
+            known.data_wait_s += figures.data_s or 0.0
             if figures.fate == "rejected":
                 self._refuse(known, RefusalTold(RESULT_INVALID, figures.detail, row.step, row.ended_s))
             elif figures.fate == "failed":
@@ -156,8 +123,6 @@ class MemberBook:
                 continue
             if metrics.loss is not None:
                 known.last_loss = metrics.loss
-            if metrics.data is not None:
-                known.data_waits = after_round(known.data_waits, metrics)
 
     def refuse_checkpoint(self, told: CheckpointRefused) -> None:
         """Take in that a checkpoint of a client broke a rule."""
@@ -171,13 +136,9 @@ class MemberBook:
             known.uploaded_bytes = (known.uploaded_bytes or 0) + uploaded_bytes
             known.downloaded_bytes = (known.downloaded_bytes or 0) + downloaded_bytes
 
-    def records(self) -> tuple[MemberRecord, ...]:
-        """Return everything that is known, in the order in which it is kept."""
-        return tuple(_record(known) for known in self._known.values())
-
-    def refusal_counts(self) -> tuple[RefusalCount, ...]:
-        """Return the run's refusals by kind."""
-        return counts_of(self.refusals)
+    def records(self) -> tuple[KnownMember, ...]:
+        """Return copies of everything that is known, in the order in which it is kept."""
+        return tuple(replace(known, refusals=dict(known.refusals)) for known in self._known.values())
 
     def _note_name(self, client_id: ClientId, name: str) -> None:
         if name:
@@ -192,10 +153,8 @@ class MemberBook:
         return known
 
     def _refuse(self, known: KnownMember, told: RefusalTold) -> None:
-        known.last_refusals.append(told)
-        for counts in (known.refusals, self.refusals):
-            kind = told.kind if told.kind in counts or len(counts) < MAX_REFUSAL_KINDS else OTHER
-            counts[kind] = counts.get(kind, 0) + 1
+        known.last_refusals = (*known.last_refusals, told)[-MAX_REFUSALS_TOLD:]
+        known.refusals[told.kind] = known.refusals.get(told.kind, 0) + 1
 
     def _forget(self) -> None:
         """Forget clients that left longest ago, while there are too many."""
@@ -209,15 +168,3 @@ class MemberBook:
 def counts_of(counts: dict[str, int]) -> tuple[RefusalCount, ...]:
     """Return counts by kind, the largest first."""
     return tuple(RefusalCount(kind, count) for kind, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))
-
-
-def _waits(figures: ClientFigures) -> Iterator[float]:
-    waits = figures.fetching_s, figures.decoding_s, figures.packing_s
-    return (wait for wait in waits if wait is not None)
-
-
-def _record(known: KnownMember) -> MemberRecord:
-    fields = {name: getattr(known, name) for name in known.__slots__}
-    fields["refusals"] = counts_of(known.refusals)
-    fields["last_refusals"] = tuple(known.last_refusals)
-    return MemberRecord(**fields)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from epochal.coordinator.insight.actions import action_of
 from epochal.coordinator.insight.figures import detail_of, figures_of, with_later_times
-from epochal.coordinator.insight.member_book import MemberBook, MemberRecord
+from epochal.coordinator.insight.member_book import KnownMember, MemberBook
 from epochal.coordinator.insight.notices import NoticeBook
 from epochal.coordinator.machine.instructions import (
     CheckpointRefused,
@@ -33,7 +33,6 @@ from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundColumns, RoundDetail, RoundFigures, merged
-from epochal.state.messages.member_rows import RefusalCount
 from epochal.state.messages.notices import Notice
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.shown.operator_actions import OperatorAction
@@ -66,8 +65,7 @@ Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRef
 class _Encoded(WireDocument):
     rows: RoundColumns
     details: tuple[RoundDetail, ...]
-    members: tuple[MemberRecord, ...] = ()
-    refusals: tuple[RefusalCount, ...] = ()
+    members: tuple[KnownMember, ...] = ()
     actions: tuple[OperatorAction, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     audits: tuple[RecordedAudit, ...] = ()
@@ -281,12 +279,12 @@ class Projection:
     def captured(self) -> Callable[[], str]:
         """Return what encodes the history as it is now, also in a thread and when rounds have ended since."""
         rows, details = list(self.rows), tuple(self.details)
-        members, refusals, actions = self.book.records(), self.book.refusal_counts(), tuple(self.actions)
+        members, actions = self.book.records(), tuple(self.actions)
         reported = (self.evaluations, self.audits, self.notices.notices())
 
         def encode() -> str:
             columns = RoundColumns.of(rows)
-            body = canonical_json(_Encoded(columns, details, members, refusals, actions, *reported))
+            body = canonical_json(_Encoded(columns, details, members, actions, *reported))
             return base64.b64encode(zlib.compress(body)).decode()
 
         return encode
@@ -306,7 +304,7 @@ class Projection:
             body = opened.decompress(base64.b64decode(text, validate=True), MAX_ENCODED_BYTES)
             read: _Encoded = parse_document(_Encoded, body)
             found.rows = read.rows.rows()
-            found.book = MemberBook(read.members, read.refusals)
+            found.book = MemberBook(read.members)
             found.actions.extend(read.actions)
             found.evaluations, found.audits, found.notices = read.evaluations, read.audits, NoticeBook(read.notices)
         except (binascii.Error, zlib.error, InvalidDocument, ValueError) as error:

@@ -1,25 +1,21 @@
 """The status of a run: all of it that its operator is shown at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from epochal.coordinator.insight.figures import lowered_factors, parts_of
-from epochal.coordinator.insight.member_book import KnownMember, MemberBook
+from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.datasets import datasets_of, decided_by
-from epochal.coordinator.machine.parts.member import Member, share_units
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.liveness import Liveness
-from epochal.state.documents import SHARE_UNITS_PER_BATCH
 from epochal.state.intervals import coalesce, total_batches
-from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import MAX_DATASETS_IN_STATUS, FailedBatches, FailedData, RunStatus
 from epochal.state.shown.waiting_words import speed_words, waiting_words
-from epochal.state.wire import ClientId
 
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
@@ -88,7 +84,7 @@ def status_of(
         member_count=len(run.members),
         ready_count=len(run.ready_members()),
         resting_count=len(run.members) - len(run.available_members()),
-        members=_member_views(run, projection.book, coordinator),
+        members=_shown_members(run, projection, coordinator),
         data_indices_applied=run.data_indices_applied,
         tokens_applied=run.tokens_applied,
         tokens_per_s=round(coordinator.tokens_per_s, 1),
@@ -116,39 +112,11 @@ def status_of(
     )
 
 
-def _member_views(run: Run, book: MemberBook, coordinator: Coordinating) -> tuple[MemberView, ...]:
-    """Return the run's first members as an operator sees them, at most `MAX_MEMBERS_IN_STATUS`."""
-    parts, factors = parts_of(run), lowered_factors(run)
-    return tuple(
-        _member_view(run, member, book.get(member.client_id), coordinator, (parts, factors))
-        for member in islice(run.members.by_id.values(), MAX_MEMBERS_IN_STATUS)
-    )
-
-
-def _member_view(
-    run: Run,
-    member: Member,
-    known: KnownMember | None,
-    coordinator: Coordinating,
-    weights: tuple[Mapping[ClientId, float], Mapping[ClientId, float]],
-) -> MemberView:
-    parts, factors = weights
-    waits = None if known is None else known.data_waits
-    return MemberView(
-        client_id=member.client_id,
-        ready=run.is_ready(member),
-        in_roster=run.round is not None and member.client_id in run.round.tasks.plan.positions,
-        share=share_units(member) / SHARE_UNITS_PER_BATCH,
-        claim=member.share,
-        trainer=member.trainer,
-        silent_s=round(coordinator.liveness.silent_s(member.client_id, coordinator.now_s), 3),
-        last_loss=None if known is None else known.last_loss,
-        missed=member.conduct.misses,
-        rest_s=member.conduct.rest_s(coordinator.now_s),
-        last_miss=member.conduct.last_miss,
-        data_wait=None if waits is None else waits.view(),
-        name=member.name,
-        software=member.software,
-        part=parts.get(member.client_id, 0.0),
-        factor=factors.get(member.client_id),
-    )
+def _shown_members(run: Run, projection: Projection, coordinator: Coordinating) -> tuple[MemberFigures, ...]:
+    """Return the rows of the run's first members, at most `MAX_MEMBERS_IN_STATUS`."""
+    silent_s = {
+        client_id: coordinator.liveness.silent_s(client_id, coordinator.now_s)
+        for client_id in islice(run.members.by_id, MAX_MEMBERS_IN_STATUS)
+    }
+    present = run.with_parts(replace(run.clock, now_s=coordinator.now_s))
+    return tuple(member_rows(present, projection.details, projection.book, silent_s)[0])

@@ -16,9 +16,8 @@ from rich.text import Text
 from epochal.runtime.glossary import STATUS
 from epochal.runtime.visible_text import visible
 from epochal.state.intervals import counted_batches
-from epochal.state.messages.data_metrics import DataWaitView
 from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluations
-from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import DECIDED, PHASES
@@ -30,8 +29,6 @@ MAX_SHOWN_MEMBERS = 12
 MAX_SHOWN_FAILURES = 3
 MAX_SHOWN_EVALUATIONS = 8
 EVALUATION_CURVE_WIDTH = 20
-SHOWN_WAIT_PART = 0.01
-"""Part of a trainer's time from which a cause of waiting is named."""
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -98,9 +95,6 @@ def status_parts(
     yield from rounds
     if status.members:
         yield _members(status.members, status.member_count, most_members)
-    ahead = _fetched_ahead(status.members)
-    if ahead is not None:
-        yield Text(ahead, style="dim")
     if status.data_generations:
         yield Text(_grown_data(status))
     if len(status.datasets) > 1:
@@ -206,7 +200,7 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
     return shown
 
 
-def _members(members: Sequence[MemberView], total: int, most: int) -> Table:
+def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     has_missed = any(member.missed for member in members)
     has_waits = any(member.data_wait is not None for member in members)
@@ -226,7 +220,7 @@ def _members(members: Sequence[MemberView], total: int, most: int) -> Table:
         heard = f"{member.silent_s:.0f} s ago"
         share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
-        waits = (_data_wait(member.data_wait),) * has_waits
+        waits = ("" if member.data_wait is None else f"{member.data_wait:.0%}",) * has_waits
         name = (_Name(visible(member.name)),) * len(names_column)
         lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
         part = (f"{member.part:.0%}{lowered}",) * has_parts
@@ -252,22 +246,6 @@ class _Name:
 
     def _lines(self, width: int, *, breaks_words: bool) -> list[str]:
         return textwrap.wrap(self.text, width, break_long_words=breaks_words, break_on_hyphens=True)
-
-
-def _data_wait(wait: DataWaitView | None) -> str:
-    """Return the share of a trainer's time that it waited for data, and for what, as "12 % (fetching 9, packing 3)"."""
-    if wait is None:
-        return ""
-    causes = (("fetching", wait.fetching), ("decoding", wait.decoding), ("packing", wait.packing))
-    why = ", ".join(f"{name} {part:.0%}".removesuffix("%") for name, part in causes if part >= SHOWN_WAIT_PART)
-    return f"{100 * wait.share:.0f} %" + (f" ({why})" if why else "")
-
-
-def _fetched_ahead(members: Sequence[MemberView]) -> str | None:
-    """Return a line about the samples that the members fetched ahead, or None without any."""
-    waits = [member.data_wait for member in members if member.data_wait is not None]
-    used, dropped = sum(wait.ahead_samples for wait in waits), sum(wait.dropped_samples for wait in waits)
-    return f"fetched ahead: {used:,} samples used, {dropped:,} thrown away" if used or dropped else None
 
 
 def status_line(status: RunStatus) -> str:

@@ -18,7 +18,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from epochal.runtime.connections.shedding import CONNECTION_IN_SCOPE, Peer, ServerConnections, Shed
-from epochal.runtime.metrics.refusal_counts import SENDER_IN_SCOPE, RefusalCounts
 from epochal.state.refusals import Refusal
 
 LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
@@ -70,7 +69,6 @@ class HttpMetrics:
         self._refused = Counter(
             "epochal_http_refusals", "Requests refused, by the problem's type.", ("reason",), registry=registry
         )
-        self.refusals = RefusalCounts()
         self._totals: defaultdict[tuple[str, str, int], _Totals] = defaultdict(_Totals)
         self.connections: ServerConnections | None = None
         """The server's connections, known from its first request on."""
@@ -89,7 +87,6 @@ class HttpMetrics:
         refusal: Refusal | None = Refusal.INTERNAL if answer.failed else scope.get(REFUSAL_IN_SCOPE)
         if refusal is not None:
             self._refused.labels(refusal.value).inc()
-            self.refusals.add(refusal, scope.get(SENDER_IN_SCOPE))
 
     def notes(self) -> Iterator[str]:
         """Yield what the server sheds at the moment, as lines for its operator."""

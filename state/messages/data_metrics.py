@@ -1,11 +1,10 @@
-"""Clients' own figures of how their data came, and an operator's view of them."""
+"""Clients' own figures of how their data came."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
 
-from epochal.state.documents import Count
 from epochal.state.wire_document import WireDocument
 
 MAX_CLAIMED_S = 1e9
@@ -32,22 +31,3 @@ class DataMetrics(WireDocument):
     packing_s: ClaimedSeconds
     ahead_samples: ClaimedSamples = 0
     dropped_samples: ClaimedSamples = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DataWaitView(WireDocument):
-    """A member's recent waits for data, as parts of its trainer's time, and the total that was fetched ahead.
-
-    Attributes:
-        share: part of its time for which it waited, from 0 to 1: the sum of the next three.
-        fetching, decoding, packing: parts of its time by what it waited for.
-        ahead_samples: number of samples that it had fetched ahead and trained on.
-        dropped_samples: number of samples that it had fetched ahead and thrown away.
-    """
-
-    share: float
-    fetching: float
-    decoding: float
-    packing: float
-    ahead_samples: Count
-    dropped_samples: Count

@@ -1,4 +1,4 @@
-"""The members of a run, as they are shown: those of the status, all of them as columns, and one with its rounds.
+"""The members of a run, as they are shown: as rows, as columns, and one with its rounds.
 
 Names, versions and trainers are a client's own words, and so are its times, tokens, loss and transferred bytes: they
 are shown, and nothing relies on them.
@@ -12,7 +12,6 @@ from pydantic import Field
 
 from epochal.state.documents import Count, HexId
 from epochal.state.intervals import BatchId
-from epochal.state.messages.data_metrics import DataWaitView
 from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.wire_document import WireDocument
 
@@ -23,48 +22,20 @@ MAX_REFUSALS_TOLD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class MemberView(WireDocument):
-    """One member as an operator sees it.
-
-    Attributes:
-        name, software: that it chose, and the version of its program; "" if it says neither.
-        share: its share of the work, in batches: the part of its claim that it has earned.
-        claim: the batches that it claims to take in a round.
-        missed: missed rounds that it has not made up for.
-        rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
-        last_miss: why it missed a round last; "" if it has missed none.
-        data_wait: how long its trainer waited for data; None before its first result, or if it does not know.
-        part: of the batches of the round under way, those that it has; 0 to 1.
-        factor: for how much its result counted in the last outcome, if that was for less than its batches; else None.
-    """
-
-    client_id: HexId
-    ready: bool
-    in_roster: bool
-    share: float
-    claim: Count
-    trainer: str
-    silent_s: float
-    last_loss: float | None
-    missed: Count
-    rest_s: float | None
-    last_miss: str
-    data_wait: DataWaitView | None = None
-    name: str = ""
-    software: str = ""
-    part: float = 0.0
-    factor: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class MemberFigures(WireDocument):
     """A member's row: the present, and its part of the run since it was first seen.
 
     Attributes:
-        name, software, trainer: its own words.
+        name, software, trainer: its own words; "" where it says nothing.
         ready: whether it holds the model and the run's data, and does not rest.
         in_roster: whether it has a part in the round under way.
-        share, part, factor, claim, missed, rest_s: as in `MemberView`; 0 and None of one that has left.
+        share: its share of the work, in batches: the part of its claim that it has earned.
+        part: of the batches of the round under way, those that it has; 0 to 1.
+        factor: for how much its result counted in the last outcome, if that was for less than its batches; else None.
+        claim: the batches that it claims to take in a round.
+        missed: missed rounds that it has not made up for.
+        last_miss: why it missed a round last; "" if it has missed none.
+        rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.
         silent_s: seconds since it was last heard, or since it left.
         joined_s: when it joined first since the last time that it left, in seconds since 1970; None if that is not
             known, because it joined before a version that notes it.
@@ -74,7 +45,7 @@ class MemberFigures(WireDocument):
         tokens_per_s: tokens that it trained on in its last rounds, per second in its trainer, as it says; None if
             nothing is known, as for the rest.
         last_loss: of its last result, in nats per token.
-        data_wait: part of its trainer's time, recently, for which it waited for data, from 0 to 1.
+        data_wait: part of its trainer's time in its last rounds for which it waited for data, from 0 to 1.
         data_wait_s: seconds for which its trainer waited for data, in all.
         train_s: median of the seconds in its trainer, over its last rounds.
         result_bytes: size of its delivered results.
@@ -82,31 +53,32 @@ class MemberFigures(WireDocument):
     """
 
     client_id: HexId
-    name: str
-    software: str
-    trainer: str
-    ready: bool
-    in_roster: bool
-    share: float
-    part: float
-    factor: float | None
-    claim: Count
-    missed: Count
-    rest_s: float | None
-    silent_s: float
-    joined_s: float | None
-    left: str
-    applied: Count
-    lost: Count
-    tokens: Count
-    tokens_per_s: float | None
-    last_loss: float | None
-    data_wait: float | None
-    data_wait_s: float
-    train_s: float | None
-    result_bytes: Count
-    uploaded_bytes: Count | None
-    downloaded_bytes: Count | None
+    name: str = ""
+    software: str = ""
+    trainer: str = ""
+    ready: bool = False
+    in_roster: bool = False
+    share: float = 0.0
+    part: float = 0.0
+    factor: float | None = None
+    claim: Count = 0
+    missed: Count = 0
+    last_miss: str = ""
+    rest_s: float | None = None
+    silent_s: float = 0.0
+    joined_s: float | None = None
+    left: str = ""
+    applied: Count = 0
+    lost: Count = 0
+    tokens: Count = 0
+    tokens_per_s: float | None = None
+    last_loss: float | None = None
+    data_wait: float | None = None
+    data_wait_s: float = 0.0
+    train_s: float | None = None
+    result_bytes: Count = 0
+    uploaded_bytes: Count | None = None
+    downloaded_bytes: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +96,7 @@ class MemberColumns(WireDocument):
     factor: tuple[float | None, ...]
     claim: tuple[Count, ...]
     missed: tuple[Count, ...]
+    last_miss: tuple[str, ...]
     rest_s: tuple[float | None, ...]
     silent_s: tuple[float, ...]
     joined_s: tuple[float | None, ...]
@@ -221,12 +194,9 @@ class MemberDetail(WireDocument):
 
     Attributes:
         figures: its row.
-        last_miss: why it missed a round last; "" if it has missed none, or has left.
         rounds: its part of the last rounds of which each client's figures are held, the oldest first.
         refusals: of its results, checkpoints and rounds, by kind, since the run began.
         last_refusals: the last of them, the latest last; at most `MAX_REFUSALS_TOLD`.
-        refused_requests: requests with its session token that this coordinator refused since `refused_since_s`.
-        refused_since_s: when this coordinator started, in seconds since 1970.
         quarantined: batches that left the run, and on which it was among those that failed.
     """
 
@@ -235,10 +205,7 @@ class MemberDetail(WireDocument):
     version: Count
     at_s: float
     figures: MemberFigures
-    last_miss: str
     rounds: tuple[MemberRound, ...]
     refusals: tuple[RefusalCount, ...]
     last_refusals: tuple[RefusalTold, ...]
-    refused_requests: tuple[RefusalCount, ...]
-    refused_since_s: float
     quarantined: tuple[BatchId, ...]

@@ -17,7 +17,7 @@ from epochal.state.errors import FailureKind
 from epochal.state.generations import DataGeneration
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
-from epochal.state.messages.member_rows import MemberView
+from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.round_times import ResultMetrics as ResultMetrics
 from epochal.state.messages.round_times import TimesReport as TimesReport
 from epochal.state.phase_names import RunState
@@ -347,7 +347,7 @@ class RunStatus(WireDocument):
     member_count: Count
     ready_count: Count
     resting_count: Count
-    members: tuple[MemberView, ...]
+    members: tuple[MemberFigures, ...]
     data_indices_applied: Count
     tokens_applied: Count
     tokens_per_s: float

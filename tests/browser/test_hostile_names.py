@@ -37,7 +37,7 @@ async def run(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ShownRu
 
 
 def row(number: int, text: str) -> dict[str, Any]:
-    return {"client_id": ID(number), "name": text, "software": text, "trainer": text, **FIGURES}
+    return {"client_id": ID(number), "name": text, "software": text, "trainer": text, "last_miss": text, **FIGURES}
 
 
 def columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -55,9 +55,9 @@ def detail(text: str) -> dict[str, Any]:
     }  # fmt: skip
     one = {"number": 1, "epoch": 1, "step": 1, "attempt": 0, "started_s": 1.0, "ended_s": 2.0, "figures": figures}
     return {
-        "figures": row(1, text), "last_miss": text, "rounds": [one], "refusals": [{"kind": text, "count": 1}],
+        "figures": row(1, text), "rounds": [one], "refusals": [{"kind": text, "count": 1}],
         "last_refusals": [{"kind": text, "detail": text, "step": 1, "at_s": 1.0}],
-        "refused_requests": [{"kind": text, "count": 1}], "refused_since_s": 1.0, "quarantined": [],
+        "quarantined": [],
     }  # fmt: skip
 
 

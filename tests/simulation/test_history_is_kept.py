@@ -43,7 +43,7 @@ class WholeBeside(SlowJournal):
 
 def content(history: Projection) -> tuple[object, ...]:
     book = history.book
-    return history.rows, list(history.details), history.next, book.records(), book.refusals, list(history.actions)
+    return history.rows, list(history.details), history.next, book.records(), list(history.actions)
 
 
 @thinned(("seed", "rows"), [(0, 16_384), (1, 16)], kept=1)

@@ -1,7 +1,7 @@
 // Refusals and failures by kind, each with what it means and a link to its explanation.
 
 import { h } from "./elements.js";
-import { visible, whole } from "./format.js";
+import { visible } from "./format.js";
 import { KINDS } from "./kinds.js";
 
 /** Return a kind as a link to the coordinator's page about it: in a tab of its own, since this one may hold a token. */
@@ -19,10 +19,4 @@ export function meaning(kind) {
 /** Return text that breaks over lines in a cell of a table, whose other cells are one line. */
 export function prose(text) {
   return h("span", { class: "prose" }, text);
-}
-
-/** Return the rows of a table of counts, the most frequent kind first. */
-export function refusalRows(counts) {
-  return [...counts].sort((first, second) => second.count - first.count)
-    .map(({ kind, count }) => [kindLink(kind), whole(count), prose(meaning(kind))]);
 }

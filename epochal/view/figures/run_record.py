@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.cli.options.shared import trusted
-from epochal.coordinator.insight.member_views import member_rows
+from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.run_history import read_history
 from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.records import replay

@@ -41,5 +41,4 @@ async def test_client_far_from_its_data_waits_only_in_its_first_round(tmp_path: 
     assert [line["ahead_samples"] for line in trained[1:]] == batches[1:]
     assert sum(line["dropped_samples"] for line in trained) == 0
     assert member.data_wait is not None
-    assert member.data_wait.ahead_samples >= sum(batches[1 : ROUNDS - 3])
-    assert 0 < member.data_wait.fetching <= member.data_wait.share < 1
+    assert 0 < member.data_wait < 1

@@ -30,6 +30,7 @@ def _row(chance: random.Random, number: int) -> dict[str, Any]:
         "factor": 0.5 if number % 50 == 3 else None,
         "claim": 8,
         "missed": 0,
+        "last_miss": "",
         "rest_s": 30.0 if number % 50 == 1 else None,
         "silent_s": round(chance.uniform(0, 20), 3),
         "joined_s": 1.7e9,

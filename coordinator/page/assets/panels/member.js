@@ -91,7 +91,7 @@ export default class MemberPanel {
   }
 }
 
-function factsOf(row, { last_miss: lastMiss, quarantined }) {
+function factsOf(row, { quarantined }) {
   const facts = [
     ["Id", row.client_id],
     ["Program", `${visible(row.software) || "version not known"}, trainer ${visible(row.trainer)}`],
@@ -109,8 +109,8 @@ function factsOf(row, { last_miss: lastMiss, quarantined }) {
       facts.splice(4, 0, ["Counted", `Its last result for ${percent(row.factor)} of its weight: it was longer than usual, or more of the merge than one member may be`]);
     }
   }
-  if (row.missed || lastMiss) {
-    facts.push(["Missed rounds", `${whole(row.missed)} not made up for${lastMiss ? `; the last one: ${visible(lastMiss)}` : ""}`]);
+  if (row.missed || row.last_miss) {
+    facts.push(["Missed rounds", `${whole(row.missed)} not made up for${row.last_miss ? `; the last one: ${visible(row.last_miss)}` : ""}`]);
   }
   if (quarantined.length) {
     const named = quarantined.map(({ start, end }) => (start === end ? whole(start) : `${whole(start)} to ${whole(end)}`)).join(", ");
@@ -144,14 +144,12 @@ function roundsOf(rounds, router) {
     ["Round", "Step", "Ended", "Its work", "Batches", "Loss", ...TIMES.map(([, title]) => title)], rows))];
 }
 
-function refusalsOf({ refusals, last_refusals: last, refused_requests: requests, refused_since_s: since }) {
-  const counts = [...refusals.map((found) => [found, "of its results, checkpoints and rounds"]),
-    ...requests.map((found) => [found, `of its requests, since ${moment(since)}`])];
+function refusalsOf({ refusals, last_refusals: last }) {
   const parts = [h("h2", {}, "Refusals and failures")];
-  if (!counts.length) parts.push(h("p", { class: "good" }, "Nothing of it was refused."));
+  if (!refusals.length) parts.push(h("p", { class: "good" }, "Nothing of it was refused."));
   else {
-    parts.push(scrolling("Refusals by kind", "refusals", tableOf("By kind", ["Kind", "Number", "Of what", "What it means"],
-      counts.map(([{ kind, count }, what]) => [kindLink(kind), whole(count), what, prose(meaning(kind))]))));
+    parts.push(scrolling("Refusals by kind", "refusals", tableOf("Of its results, checkpoints and rounds, by kind", ["Kind", "Number", "What it means"],
+      refusals.map(({ kind, count }) => [kindLink(kind), whole(count), prose(meaning(kind))]))));
   }
   if (last.length) {
     parts.push(scrolling("The last refusals", "last", tableOf("The last ones, the newest first", ["When", "Step", "Kind", "Why"],

@@ -112,16 +112,7 @@ async def test_member_is_shown_with_its_rounds(played: tuple[Served, list[WireCl
     assert {one.figures.client_id for one in found.rounds} == {client.client_id}
     (row,) = [row for row in (await page(coordinator)).members.rows() if row.client_id == client.client_id]
     assert replace(found.figures, silent_s=row.silent_s) == row
-    assert (found.refusals, found.refused_requests, found.quarantined) == ((), (), ())
-    assert found.refused_since_s > 0
-
-
-async def test_refused_requests_of_a_member_are_counted(played: tuple[Served, list[WireClient]]) -> None:
-    coordinator, clients = played
-    client = clients[0]
-    assert problem(await client.put_blob(b"nobody announced this")) == "not-committed"
-    answer = await coordinator.http.get(f"{coordinator.run_url}/members/{client.client_id}")
-    assert [(one["kind"], one["count"]) for one in answer.json()["refused_requests"]] == [("not-committed", 1)]
+    assert (found.refusals, found.quarantined) == ((), ())
 
 
 @pytest.mark.parametrize("client_id", ["0" * 32, "x", "%1b%5b2J"])

@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 
-from epochal.coordinator.insight.member_book import OTHER, MemberBook, MemberRecord
+from epochal.coordinator.insight.member_book import KnownMember, MemberBook
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import CheckpointRefused, MembershipChanged
-from epochal.state.errors import FailureKind
 from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import CheckpointReport, FailureReport, ResultCommitment
 from epochal.state.messages.round_times import ResultMetrics
@@ -71,7 +70,7 @@ def test_applied_and_lost_results_of_a_member_are_counted() -> None:
     assert one.data_wait_s == 0.875
     assert (two.applied, two.lost, two.tokens, two.result_bytes) == (0, 1, 0, 0)
     assert [(told.kind, told.detail, told.step) for told in two.last_refusals] == [("result-invalid", "finite", 1)]
-    assert (one.refusals, two.refusals, book.refusals) == ({}, {"result-invalid": 1}, {"result-invalid": 1})
+    assert (one.refusals, two.refusals) == ({}, {"result-invalid": 1})
 
 
 def test_reported_failure_counts_by_its_kind() -> None:
@@ -139,7 +138,7 @@ def test_round_has_the_name_that_a_client_had_then() -> None:
 
 def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.coordinator.insight.member_book.MAX_KNOWN_MEMBERS", 3)
-    book = MemberBook([MemberRecord(client(number), name=f"LAB {number}") for number in (1, 2, 3)])
+    book = MemberBook([KnownMember(client(number), name=f"LAB {number}") for number in (1, 2, 3)])
     for number in (1, 2, 3, 4):
         book.change(MembershipChanged(client(number), "joined", None, number))
     for number in (3, 1, 2):
@@ -148,15 +147,3 @@ def test_book_forgets_who_left_longest_ago(monkeypatch: pytest.MonkeyPatch) -> N
     assert [known.client_id for known in book.gone(10)] == [client(1), client(2)]
     assert book.get(client(4)) is not None, "a present member is never forgotten"
     assert book.names == {client(1): "LAB 1", client(2): "LAB 2"}
-
-
-def test_kinds_of_refusals_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.coordinator.insight.member_book.MAX_REFUSAL_KINDS", 1)
-    driver = in_round(1, 2, 3)
-    kinds: tuple[FailureKind, ...] = ("corrupt", "unavailable", "trainer")
-    for number, kind in enumerate(kinds, 1):
-        report = FailureReport(driver.round.number.step, driver.round.number.attempt, kind, "why", None)
-        driver.send(stimuli.StepFailed(client(number), report))
-    refusals = book_of(driver).refusals
-    assert refusals[OTHER] == 2
-    assert sorted(refusals.values()) == [1, 2]

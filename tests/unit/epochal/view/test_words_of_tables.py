@@ -9,7 +9,6 @@ from rich.console import Console
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.coordinator.proof.backup import BackupReport
 from epochal.runtime.glossary import CHECKS, STATUS
-from epochal.state.messages.data_metrics import DataWaitView
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PHASES
@@ -29,9 +28,8 @@ def test_every_row_of_a_report_is_explained(report: type) -> None:
 
 
 def test_words_of_the_demos_panel_are_explained() -> None:
-    waits = DataWaitView(0.12, 0.09, 0.0, 0.03, 100, 7)
     status = status_of(1, 2.0)
-    members = tuple(replace(member, name="lab", data_wait=waits, part=0.5) for member in status.members)
+    members = tuple(replace(member, name="lab", data_wait=0.12, part=0.5) for member in status.members)
     found = Evaluation("held-out", 1, 2.0, 12345, 10, Sha256("ab" * 32), recorded_s=1.7e9)
     console = Console(file=io.StringIO(), width=160)
     console.print(status_panel(replace(status, members=members, evaluations=(found,)), explains=True))
