@@ -23,7 +23,6 @@ from epochal.state.phase_names import RunState
 
 MAX_EVALUATION_NAMES = 16
 """Maximum number of evaluations' names that are labels: those that were recorded last."""
-GROUP_BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +35,12 @@ class _Seen:
     arrivals: Arrivals
     viewers: Viewers
 
-    @property
-    def paused_count(self) -> int:
-        paused = self.service.maintenance.paused
-        return 0 if paused is None else paused.paused_count
-
-    @property
-    def paused_bytes(self) -> int:
-        paused = self.service.maintenance.paused
-        return 0 if paused is None else paused.paused_bytes
-
 
 _Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
 _GAUGES: _Rows = (
     ("run_document_version", "Version of the published run document.", lambda seen: seen.status.version),
     ("run_epoch", "Number of the epoch.", lambda seen: seen.status.epoch),
     ("run_step", "The next step to be applied.", lambda seen: seen.status.step),
-    ("run_attempt", "Attempts at this step without a result.", lambda seen: seen.status.attempt),
     ("run_members", "Clients that are members.", lambda seen: seen.status.member_count),
     ("run_members_ready", "Members that hold the model and the data.", lambda seen: seen.status.ready_count),
     ("run_members_resting", "Members without work because they missed rounds.", lambda seen: seen.status.resting_count),
@@ -62,7 +50,6 @@ _GAUGES: _Rows = (
     ("run_waiting_batches", "Batches that failed and wait for an attempt.", lambda seen: seen.status.waiting_batches),
     ("run_quarantined_batches", "Batches that left the run.", lambda seen: seen.status.quarantined_batches),
     ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
-    ("coordinator_accepting", "1 while messages are accepted.", lambda seen: seen.service.accepting),
     (
         "coordinator_ticking",
         "1 if this is the coordinator of the run that ends phases and judges silence.",
@@ -80,31 +67,15 @@ _GAUGES: _Rows = (
     ),
     ("coordinator_blob_bytes", "Bytes of results and checkpoints held.", lambda seen: seen.service.blobs.total_bytes),
     (
-        "coordinator_paused_uploads",
-        "Uploads whose connection broke and that wait for their rest.",
-        lambda seen: seen.paused_count,
-    ),
-    (
-        "coordinator_paused_upload_bytes",
-        "Bytes that have arrived of uploads that wait for their rest.",
-        lambda seen: seen.paused_bytes,
-    ),
-    (
         "coordinator_blobs_lost",
         "Blobs that the run relies on and that were found gone or overwritten.",
         lambda seen: seen.service.lost_blobs.count,
-    ),
-    (
-        "coordinator_blob_arrivals_under_way",
-        "Blobs that arrived in the object store and are not counted yet.",
-        lambda seen: seen.arrivals.running_count,
     ),
     (
         "coordinator_checks_waiting",
         "Results that wait for a checker.",
         lambda seen: seen.arrivals.checks.waiting_count,
     ),
-    ("coordinator_checks_leased", "Results that a checker checks.", lambda seen: seen.arrivals.checks.leased_count),
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
     (
@@ -120,62 +91,42 @@ _GAUGES: _Rows = (
     ("coordinator_viewers", "Viewers that are told the run's news as events.", lambda seen: seen.viewers.count),
 )
 _COUNTERS: _Rows = (
-    ("run_data_indices_applied", "Data indices applied since step 1.", lambda seen: seen.status.data_indices_applied),
     ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
-    (
-        "coordinator_check_leases_ended",
-        "Leases of checkers that ended without a verdict.",
-        lambda seen: seen.arrivals.checks.ended_leases,
-    ),
     (
         "coordinator_viewer_frames",
         "Frames of events that were made, each once for all viewers.",
         lambda seen: seen.viewers.frame_count,
     ),
-    ("coordinator_viewer_sent_bytes", "Bytes of events sent to viewers.", lambda seen: seen.viewers.sent_bytes),
     (
         "coordinator_viewers_dropped",
         "Viewers that read events too slowly, were told so and dropped.",
         lambda seen: seen.viewers.dropped_count,
     ),
-    (
-        "coordinator_history_pages_encoded",
-        "Pages of the run's history that were encoded, each once for all who asked.",
-        lambda seen: seen.viewers.page_count,
-    ),
 )
 
 
-def _evaluations(seen: _Seen | None) -> tuple[Metric, Metric]:
-    """Return the metrics of the newest replica's evaluation under each name."""
+def _evaluations(seen: _Seen | None) -> Metric:
+    """Return the losses of the newest replica's evaluation under each name."""
     losses = GaugeMetricFamily(
         "epochal_run_evaluation_loss", "Loss of the last replica evaluated, in nats per token.", labels=("name",)
     )
-    steps = GaugeMetricFamily("epochal_run_evaluation_step", "Step of the last replica evaluated.", labels=("name",))
     found = () if seen is None else newest_evaluations(seen.status.evaluations)
     for evaluation in found[:MAX_EVALUATION_NAMES]:
         losses.add_metric((evaluation.name,), evaluation.loss)
-        steps.add_metric((evaluation.name,), evaluation.step)
-    return losses, steps
+    return losses
 
 
-def _arrivals(seen: _Seen | None) -> tuple[Metric, Metric]:
-    """Return the metrics of blobs that arrived in an object store."""
+def _arrivals(seen: _Seen | None) -> Metric:
+    """Return the numbers of blobs that arrived in an object store."""
     arrived = CounterMetricFamily(
         "epochal_coordinator_blob_arrivals",
         "Blobs that arrived in the object store: counted, or the refusal's type.",
         labels=("verdict",),
     )
-    checked = CounterMetricFamily(
-        "epochal_coordinator_checked_bytes",
-        "Bytes of results in the object store that were checked, by the coordinator or a checker.",
-        labels=("by",),
-    )
     if seen is not None:
-        for family, counts in ((arrived, seen.arrivals.counts.arrivals), (checked, seen.arrivals.counts.checked_bytes)):
-            for label, count in sorted(counts.items()):
-                family.add_metric((label,), count)
-    return arrived, checked
+        for verdict, count in sorted(seen.arrivals.counts.items()):
+            arrived.add_metric((verdict,), count)
+    return arrived
 
 
 class CoordinatorMetrics:
@@ -206,13 +157,6 @@ class CoordinatorMetrics:
         )
         self._rounds = Counter(
             "epochal_run_rounds", "Rounds that ended, applied or empty.", ("outcome",), registry=registry
-        )
-        self._results = Counter("epochal_run_results_applied", "Clients' results applied.", registry=registry)
-        self._group = Histogram(
-            "epochal_coordinator_group_commit_stimuli",
-            "Messages kept by one write to the journal.",
-            registry=registry,
-            buckets=GROUP_BUCKETS,
         )
         self._append = Histogram(
             "epochal_coordinator_journal_append_duration_seconds",
@@ -266,7 +210,7 @@ class CoordinatorMetrics:
             run.add_metric((seen.status.run_id,), {})
             for state in RunState:
                 phase.add_metric((state.value,), int(state is seen.status.run_state))
-        yield from (run, phase, *_evaluations(seen), *_arrivals(seen))
+        yield from (run, phase, _evaluations(seen), _arrivals(seen))
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, read in rows:
                 yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))
@@ -280,8 +224,7 @@ class CoordinatorMetrics:
 
     def _observe(self, event: ServiceEvent) -> None:
         match event:
-            case GroupKept(stimulus_count=count, append_s=append_s):
-                self._group.observe(count)
+            case GroupKept(append_s=append_s):
                 self._append.observe(append_s)
             case PhaseChanged(before=before):
                 now_s = self._now_s()
@@ -289,7 +232,6 @@ class CoordinatorMetrics:
                 self._phase_since_s = now_s
             case OutcomeDecided(outcome=outcome):
                 self._rounds.labels("empty" if outcome is None else "applied").inc()
-                self._results.inc(0 if outcome is None else len(outcome.entries))
 
     def _phase_ended(self, phase: RunState, duration_s: float) -> None:
         self._phase_duration.labels(phase.value).observe(duration_s)

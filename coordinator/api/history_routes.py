@@ -179,7 +179,6 @@ class EventStream(Response):
             async for frame in frames:
                 if gone():
                     return
-                self._viewers.sent_bytes += len(frame)
                 await send({"type": "http.response.body", "body": frame, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

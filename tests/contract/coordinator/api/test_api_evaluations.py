@@ -118,4 +118,3 @@ async def test_metrics_have_the_newest_loss_of_each_name(coordinator: Served) ->
     read = metrics.registry.get_sample_value
     assert read("epochal_run_evaluation_loss", {"name": "validation"}) == 2.0
     assert read("epochal_run_evaluation_loss", {"name": "test"}) == 4.0
-    assert read("epochal_run_evaluation_step", {"name": "test"}) == 0

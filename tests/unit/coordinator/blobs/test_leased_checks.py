@@ -95,12 +95,11 @@ async def test_check_whose_url_is_not_signed_goes_to_the_next_checker_at_once() 
         await checks.asked.wait()
         waiting = tasks.create_task(verdict(checks))
         await asked
-        assert (checks.leased_count, checks.waiting_count) == (0, 1)
+        assert checks.waiting_count == 1
         leased = await checks.lease("two", 1.0)
         assert leased is not None
         checks.report("two", leased.lease, RIGHT)
         assert await waiting == ("two", 0.0)
-    assert checks.ended_leases == 0
 
 
 async def refused_lease(checks: LeasedChecks) -> None:
