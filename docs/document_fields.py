@@ -82,7 +82,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     Rule.ADDRESS: (
         *_of_locations("Server", "WeightedHttp", "Preprocessed"),
         *_of_locations("Http.location.*Url*", "Http.location.NumberedFiles.url_template", "Http.location.*.endpoint"),
-        "StateFile.client.mirrors[]",
         "StateFile.model.LLM.checkpoint.*.endpoint",
         "StateFile.blobs.origins[]",
         "UploadGrant.url",

@@ -1,13 +1,12 @@
 """From what the parts of one client are made: what comes from outside, and the configuration of the run."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.protocol import DataProvider
 from epochal.run_manager.events import Observer
-from epochal.run_manager.replica.checkpoint_download import CheckpointSource
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
@@ -36,11 +35,6 @@ class RunAccess:
     document_version: Callable[[], int] = lambda: 0
 
 
-def no_mirrors(_: StateFile) -> Sequence[CheckpointSource]:
-    """Return nothing: checkpoints come from the coordinator alone."""
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class ClientDependencies:
     """Everything that a client needs from outside; a simulation brings its own.
@@ -51,17 +45,14 @@ class ClientDependencies:
         open_provider: opens the run's data.
         open_trainer: opens the run's trainer, which closes the worker that it is given.
         observer: receives every event.
-        spool_folder: where the client makes the folder of its temporary files.
+        spool_folder: of the client's temporary files.
         permissions: what the run's documents may use of this machine.
-        feedback_stem: path with which the names of the files of error feedback begin, so that a client that starts
-            again resumes them; None if they end with this one.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
             state file and model; the model may lack parts that only the run's first checkpoint has.
         check_trainer_further: continues the check while the client joins, and raises an error that ends it then;
             None where `check_trainer` checks everything.
         trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None if unknown. A client reports that
             it is ready a little earlier than that.
-        open_mirrors: opens the sources of checkpoints beside the coordinator, which the client closes.
         ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for the limit of the
             state file.
     """
@@ -76,8 +67,6 @@ class ClientDependencies:
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
     check_trainer_further: Callable[[], Awaitable[None]] | None = None
     trainer_opens_in_s: Callable[[], float] | None = None
-    feedback_stem: Path | None = None
-    open_mirrors: Callable[[StateFile], Sequence[CheckpointSource]] = no_mirrors
     ahead_bytes: int | None = None
 
 

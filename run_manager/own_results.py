@@ -6,8 +6,8 @@ a round. They are kept if the outcome contains the result that they came with, a
 
 from functools import partial
 
+from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.events import Observer, ResultSettled, ignore
-from epochal.run_manager.feedback.error_feedback import ErrorFeedback
 from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
@@ -49,7 +49,6 @@ class OwnResults:
         self._spool.check_room(
             round_bytes(replica, state, client_count),
             f"a round of {client_count} clients",
-            None if self._feedback is None else self._feedback.files(replica.layout),
         )
 
     async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, max_abs: float) -> SpoolFile:

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.run_manager.client_round_times import RoundTimes
 from epochal.run_manager.context import ClientDependencies, FollowedConfig
+from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.exchange import Exchange
-from epochal.run_manager.feedback.error_feedback import ErrorFeedback
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
@@ -37,9 +37,8 @@ from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.background_task import BackgroundTask
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.documents import RunDocument
-from epochal.state.errors import Desync, NotAllowed
+from epochal.state.errors import Desync
 from epochal.state.merging import OuterStep
 from epochal.state.phase_names import RunState
 from epochal.trainers.architectures import known_vocabulary
@@ -141,7 +140,6 @@ class RunManager:
             worker = dependencies.new_worker("epochal-codec")
             closing.push_async_callback(worker.aclose)
             spool = Spool(dependencies.spool_folder, config.state.client.spool_bytes)
-            closing.callback(spool.close)
             ground = _Ground(session, dependencies, config, worker, spool, self._group, closing)
             replica = await _hold_replica(ground, document)
             data = await _open_data(ground, document)
@@ -237,22 +235,21 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     """Begin to fetch the checkpoint and to follow the run with a replica."""
     session, dependencies, state, spool = ground.session, ground.dependencies, ground.config.state, ground.spool
     observer, worker = dependencies.observer, ground.worker
-    mirrors = dependencies.open_mirrors(state)
-    for mirror in mirrors:
-        ground.closing.push_async_callback(mirror.aclose)
     merge_worker, hasher = dependencies.new_worker("epochal-merge"), dependencies.new_worker("epochal-digest")
     merger = Merger(OuterStep.of(state.merge), merge_worker, spool.drop_pages, hasher)
     ground.closing.push_async_callback(merger.aclose)
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)
     opening = TrainerOpening(check, worker, dependencies.trainer_opens_in_s, observer)
-    feedback = await _open_feedback(ground, document)
+    feedback = None
+    if state.merge.error_feedback:
+        feedback = ErrorFeedback(spool, session.client_id, state.merge.error_feedback_decay)
     results = OwnResults(opening, spool, worker, observer, feedback)
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
         session.outcome,
         exchange,
-        CheckpointDownload(session, mirrors, session.manifest, spool, worker, observer),
+        CheckpointDownload(session, spool, worker, observer),
         merger,
         spool,
         worker,
@@ -263,22 +260,6 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     await keeper.apply_state(document)
     await ground.begin("replica", keeper.run())
     return _Replica(opening, results, exchange, keeper)
-
-
-async def _open_feedback(ground: _Ground, document: RunDocument) -> ErrorFeedback | None:
-    """Return the residual of this client's codec, if the run has error feedback."""
-    merge, stem = ground.config.state.merge, ground.dependencies.feedback_stem
-    if not merge.error_feedback:
-        return None
-    if stem is None:
-        stem = (await ground.worker.run(lambda: ground.spool.folder)) / "client"
-    if not SERVED_RUN_ID.fullmatch(document.run_id):
-        raise NotAllowed(f"the run's id {document.run_id!a} would name a file here; allowed: {RUN_ID_LINE}")
-    stem = stem.with_name(f"{stem.name}.{document.run_id}")
-    feedback = ErrorFeedback(stem, ground.session.client_id, merge.error_feedback_decay)
-    await feedback.resume(document, merge.codec_name, ground.session.outcome, ground.worker)
-    ground.closing.callback(feedback.close)
-    return feedback
 
 
 async def _open_data(ground: _Ground, document: RunDocument) -> RunData:

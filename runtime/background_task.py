@@ -31,12 +31,12 @@ class BackgroundTask:
         """
         try:
             await self._stop()
-        except BaseException:
+            if activity is not None:
+                self._task = self._group.create_task(activity, name=self._name)
+        except BaseException:  # also of a group that ends
             if activity is not None:
                 activity.close()
             raise
-        if activity is not None:
-            self._task = self._group.create_task(activity, name=self._name)
 
     async def _stop(self) -> None:
         task, self._task = self._task, None

@@ -41,6 +41,8 @@ MISSING_RETRY_S = 10.0
 """Time after which something that the coordinator lacks, and that the run needs, is asked for again."""
 CHECKPOINTS_OF_A_ROUND = 2
 """A client's spool holds two replicas, each as large as a checkpoint, while it merges an outcome."""
+RESIDUALS_OF_A_ROUND = 2
+"""A client's spool holds what its codec has left out before and after a result whose outcome is not known."""
 LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
@@ -282,7 +284,8 @@ class ReplicaKeeper:
 def round_bytes(replica: Replica, state: StateFile, client_count: int) -> int:
     """Return the size of what a client's spool holds in a round: two replicas, and a result of each client.
 
-    A third replica is kept where checkpoints are written while rounds go on.
+    A third replica is kept where checkpoints are written while rounds go on. With error feedback, there are two
+    residuals.
 
     Args:
         replica: the present one.
@@ -292,7 +295,8 @@ def round_bytes(replica: Replica, state: StateFile, client_count: int) -> int:
     replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every)
     checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
     result_bytes = result_size_bound(replica.layout, state.merge.codec_name)
-    return replica_count * checkpoint_bytes + client_count * result_bytes
+    residual_bytes = RESIDUALS_OF_A_ROUND * replica.layout.size_bytes if state.merge.error_feedback else 0
+    return replica_count * checkpoint_bytes + client_count * result_bytes + residual_bytes
 
 
 def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:

@@ -103,10 +103,6 @@ class Reach:
         parts = urlsplit(url)
         return replace(self, home=(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)))
 
-    def of_named(self, url: str) -> "Reach":
-        """Return the reach of one server that the owner named by its URL: it is connected wherever it is."""
-        return Reach(self.networks).of_coordinator(url)
-
     def meet(self, address: str) -> None:
         """Learn that the coordinator answered at this address. A public one takes back what others opened."""
         kind = kind_of(_parsed(address))

@@ -1,83 +1,48 @@
 """A spool: temporary files of one process, for bytes that need not be in memory.
 
 Bytes are appended as they arrive, hashed on the way, and then mapped into memory read-only; or a file is mapped to be
-written. A file goes when neither its `SpoolFile` nor a view of it is used any more, so that nobody deletes what another
-one reads. Its folder is locked by its process and goes with it; folders of processes that ended otherwise are removed
-by the next one. The rule kept here: no byte of an earlier process is read, but of `left` files; lack of room is said.
+written. The files have no names, so that the system removes each of them when neither its `SpoolFile` nor a view of it
+is used any more, however the process ends. The rule kept here: lack of room is said.
 """
 
-import errno
-import fcntl
 import hashlib
-import itertools
-import logging
 import mmap
 import os
-import secrets
 import shutil
-import threading
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from epochal.runtime.files.durable_files import PRIVATE_FOLDER_MODE, PRIVATE_MODE
-from epochal.runtime.files.ended_files import EndedFiles
 from epochal.runtime.files.file_room import allocate, write_at
-from epochal.runtime.files.files_beside import FilesBeside
-from epochal.runtime.files.left_files import LOCK_NAME, LeftFiles
 from epochal.state.errors import SpoolFull
 from epochal.state.model.tensors import Buffer
 from epochal.state.wire import Sha256
 
-log = logging.getLogger(__name__)
-
-FOLDER_PREFIX = "epochal-spool-"
 MAX_IN_MEMORY_BYTES = 64 * 1024
 """A file up to this size never reaches the disk."""
 READ_BYTES = 1024 * 1024
 """A file is hashed in pieces of this size."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
 
 T = TypeVar("T")
 
 
 class Spool:
-    """The temporary files of one process. Its folder is made when the first file needs it.
+    """The temporary files of one process.
 
     Args:
-        parent: the folder in which this spool makes its own.
+        folder: on the disk that holds them; it is made if need be.
         max_bytes: maximum size of its files together; None for what the disk holds.
     """
 
-    def __init__(self, parent: Path, max_bytes: int | None = None) -> None:
-        self._parent = parent
+    def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
+        self._folder = folder
         self._max_bytes = max_bytes
-        self._folder: Path | None = None
-        self._lock = -1
-        self._opening = threading.Lock()
-        self._numbers = itertools.count()
         self._sizes: dict[int, int] = {}
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
-        self._ended = EndedFiles()
-        self.left = LeftFiles()
-        self._beside_bytes = 0
-        """The most that files beside the spool take, which `max_bytes` bounds too."""
-
-    @property
-    def parent(self) -> Path:
-        """The folder in which this spool makes its own."""
-        return self._parent
-
-    @property
-    def folder(self) -> Path:
-        """This spool's own folder, made if need be; other files in it go with it. Raise `SpoolFull` if it cannot be."""
-        self.open()
-        assert self._folder is not None
-        return self._folder
 
     @property
     def used_bytes(self) -> int:
@@ -87,14 +52,6 @@ class Spool:
     def file(self) -> "SpoolFile":
         """Return a new, empty file."""
         return SpoolFile(self)
-
-    def left_file(self, content: str, size_bytes: int) -> "SpoolFile | None":
-        """Return the file of this size that an earlier process left (`LeftFiles.claim`), or None.
-
-        It blocks. Its bytes are to be compared with digests before they are used. Raises `SpoolFull`.
-        """
-        path = self._blocking("looked at", lambda: self.left.claim(self.folder, content, size_bytes))
-        return None if path is None else SpoolFile(self).continued(path, size_bytes)
 
     def keep(self, pieces: Iterable[Buffer], size_bytes: int = 0) -> "SpoolFile":
         """Return a new file with these bytes. It blocks while it writes them.
@@ -112,37 +69,21 @@ class Spool:
             file.append(piece)
         return file
 
-    def check_room(self, needed_bytes: int, purpose: str, beside: FilesBeside | None = None) -> None:
-        """Raise `SpoolFull` unless the spool, and the files beside it, can hold so many bytes in all.
+    def check_room(self, needed_bytes: int, purpose: str) -> None:
+        """Raise `SpoolFull` unless the spool can hold so many bytes in all.
 
         Args:
             needed_bytes: size of all files of the spool together, of which some may be held already.
             purpose: says what they are.
-            beside: other files of the process, which `max_bytes` bounds too, from now on.
         """
-        lack, needs, missing_bytes = None, purpose, 0
-        if beside is not None:
-            self._beside_bytes, needs = beside.needed_bytes, f"{purpose}, with {beside.in_words},"
-            missing_bytes, lack = self._blocking("looked at", partial(beside.room, self._folder or self._parent))
-        total_bytes = needed_bytes + self._beside_bytes
-        needs = f"{needs} needs {total_bytes} bytes of spool"
-        if self._max_bytes is not None and total_bytes > self._max_bytes:
-            raise SpoolFull(f"{needs}; [client] spool_bytes is {self._max_bytes}", needed_bytes=total_bytes)
-        if needed_bytes + missing_bytes > self._available_bytes():
-            self.settle()
-            if needed_bytes + missing_bytes > (available_bytes := self._available_bytes()):
-                lack = f"the disk of {self._parent} has {available_bytes}"
-        if lack is not None:
+        needs = f"{purpose} needs {needed_bytes} bytes of spool"
+        if self._max_bytes is not None and needed_bytes > self._max_bytes:
+            raise SpoolFull(f"{needs}; [client] spool_bytes is {self._max_bytes}", needed_bytes=needed_bytes)
+        available_bytes = self._blocking("looked at", self._free_bytes) + self.used_bytes
+        if needed_bytes > available_bytes:
+            lack = f"the disk of {self._folder} has {available_bytes}"
             advice = "make room there, or choose another folder with --spool"
-            raise SpoolFull(f"{needs}; {lack}: {advice}", needed_bytes=total_bytes)
-
-    def _available_bytes(self) -> int:
-        free_bytes = self._blocking("looked at", lambda: shutil.disk_usage(self._folder or self._parent).free)
-        return free_bytes + self.used_bytes + self.left.unclaimed_bytes
-
-    def settle(self) -> None:
-        """Wait until the files that have ended so far are removed; bounded."""
-        self._ended.settle()
+            raise SpoolFull(f"{needs}; {lack}: {advice}", needed_bytes=needed_bytes)
 
     def drop_pages(self) -> None:
         """Give the pages of mapped files back to the system, which counts them as this process's memory meanwhile.
@@ -154,65 +95,24 @@ class Spool:
             if found is not None and _DROPS_PAGES:
                 found.madvise(mmap.MADV_DONTNEED)
 
-    def open(self) -> None:
-        """Make the folder, and remove those of processes that have ended.
+    def _free_bytes(self) -> int:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self._folder).free
 
-        Raises:
-            SpoolFull: the folder cannot be made.
-        """
-        with self._opening:
-            if self._folder is None:
-                self._folder = self._blocking("made", self._make_folder)
-                self._ended.start()
-
-    def close(self) -> None:
-        """Remove the folder with its files. Views of them stay valid."""
-        with self._opening:
-            self._ended.close()
-            if self._folder is not None:
-                self.left.remove(self._folder)
-                os.close(self._lock)
-                self._folder = None
-
-    def _make_folder(self) -> Path:
-        self._parent.mkdir(parents=True, exist_ok=True)
-        stale = list(self._parent.glob(f"{FOLDER_PREFIX}*"))
-        while True:  # another process may remove the folder before it is locked
-            folder = self._parent / f"{FOLDER_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
-            folder.mkdir(PRIVATE_FOLDER_MODE)
-            try:
-                self._lock = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, PRIVATE_MODE)
-            except FileNotFoundError:
-                continue
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-            if os.fstat(self._lock).st_nlink:
-                self.left.take_over(stale, folder)
-                return folder
-            os.close(self._lock)
-
-    def _new_file(self) -> tuple[int, Path]:
-        """Return an empty file, open, and its path."""
-        path = self.folder / str(next(self._numbers))
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-        return self._blocking("made", lambda: os.open(path, flags, PRIVATE_MODE)), path
+    def _new_file(self) -> int:
+        """Return an empty file, open, that only this process can reach."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(buffering=0, dir=self._folder) as file:
+            return os.dup(file.fileno())
 
     def _blocking(self, done: str, work: Callable[[], T]) -> T:
-        """Return what blocking work returns; raise its `OSError` as `SpoolFull`.
-
-        If the disk is full it is repeated once, after the files that have ended are removed.
-        """
+        """Return what blocking work returns; raise its `OSError` as `SpoolFull`."""
         try:
-            try:
-                return work()
-            except OSError as error:
-                if error.errno not in _NO_ROOM:
-                    raise
-                self.settle()
-                return work()
+            return work()
         except OSError as error:
             reason = error.strerror or str(error)
             raise SpoolFull(
-                f"a spool file in {self._parent} cannot be {done}: {reason}; it holds {self.used_bytes} bytes. Make "
+                f"a spool file in {self._folder} cannot be {done}: {reason}; it holds {self.used_bytes} bytes. Make "
                 "room there, or choose another folder with --spool"
             ) from error
 
@@ -220,10 +120,8 @@ class Spool:
         """Count a file with its new size; not less than what was counted before if it is `at_least`."""
         counted_bytes = self._sizes.get(key, 0)
         size_bytes = max(size_bytes, counted_bytes) if at_least else size_bytes
-        added_bytes = size_bytes - counted_bytes
-        own_bytes = None if self._max_bytes is None else self._max_bytes - self._beside_bytes
-        if own_bytes is not None and self.used_bytes + added_bytes > own_bytes:
-            total_bytes = self.used_bytes + added_bytes + self._beside_bytes
+        total_bytes = self.used_bytes + size_bytes - counted_bytes
+        if self._max_bytes is not None and total_bytes > self._max_bytes:
             raise SpoolFull(f"the spool would hold {total_bytes} bytes; [client] spool_bytes is {self._max_bytes}")
         self._sizes[key] = size_bytes
 
@@ -243,7 +141,6 @@ class SpoolFile:
         self._key = id(self)
         self._held = bytearray()
         self._descriptor = -1
-        self.path: Path | None = None
         self._size_bytes = 0
         self._digest = hashlib.sha256()
         self._view: weakref.ref[mmap.mmap] | None = None
@@ -304,10 +201,7 @@ class SpoolFile:
         start, stop, _ = part.indices(self._size_bytes)
         if self._descriptor < 0:
             return bytes(self._held[start:stop])
-        data = self._spool._blocking("read", lambda: os.pread(self._descriptor, stop - start, start))
-        if len(data) < stop - start:
-            raise SpoolFull(f"a spool file in {self._spool.parent} was cut short by somebody else")
-        return data
+        return self._spool._blocking("read", lambda: os.pread(self._descriptor, stop - start, start))
 
     def pieces(self, size_bytes: int = READ_BYTES) -> Iterable[bytes]:
         """Yield its bytes, a piece at a time."""
@@ -338,15 +232,6 @@ class SpoolFile:
         self._size_bytes = size_bytes
         return memoryview(self._mapped(mmap.ACCESS_WRITE))
 
-    def continued(self, path: Path, size_bytes: int) -> "SpoolFile":
-        """Return this file, empty so far, with the bytes of one in the folder, which keeps its name as well."""
-        self._spool._take(self._key, size_bytes)
-        own = self._spool.folder / str(next(self._spool._numbers))
-        self._spool._blocking("taken over", lambda: os.link(path, own))
-        self._own(self._spool._blocking("opened", lambda: os.open(own, os.O_RDWR)), own)
-        self._size_bytes = size_bytes
-        return self
-
     def hash(self) -> Sha256:
         """Return the digest of the bytes as they are now, read once more. It blocks."""
         self._digest = hashlib.sha256()
@@ -358,14 +243,11 @@ class SpoolFile:
         """Move from memory to the disk, unless it is there already."""
         if self._descriptor >= 0:
             return
-        self._own(*self._spool._new_file())
+        self._descriptor = self._spool._blocking("made", self._spool._new_file)
+        self._end.detach()
+        self._end = weakref.finalize(self, _end_file, self._spool, self._key, self._descriptor)
         self._spool._blocking("written", lambda: write_at(self._descriptor, 0, self._held))
         self._held = bytearray()
-
-    def _own(self, descriptor: int, path: Path) -> None:
-        self._descriptor, self.path = descriptor, path
-        self._end.detach()
-        self._end = weakref.finalize(self, _end_file, self._spool, self._key, descriptor, path)
 
     def _mapped(self, access: int) -> mmap.mmap:
         held = None if self._view is None else self._view()
@@ -382,7 +264,7 @@ class _Map(mmap.mmap):
     file: SpoolFile
 
 
-def _end_file(spool: Spool, key: int, descriptor: int, path: Path) -> None:
-    """Give a file up; it returns at once."""
+def _end_file(spool: Spool, key: int, descriptor: int) -> None:
+    """Give a file up."""
     spool._give(key)
-    spool._ended.end(descriptor, path)
+    os.close(descriptor)

@@ -4,7 +4,7 @@ Parts of one file may be received at the same time: each writes at its place, an
 """
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from epochal.runtime.files.file_room import write_at
@@ -126,10 +126,10 @@ class CountedBytes:
 
     Args:
         target: receives it.
-        work: returns what counts it now; None for nothing.
+        work: counts it.
     """
 
-    def __init__(self, target: ReceivedBytes, work: Callable[[], LongWork | None]) -> None:
+    def __init__(self, target: ReceivedBytes, work: LongWork) -> None:
         self._target = target
         self._work = work
 
@@ -139,19 +139,14 @@ class CountedBytes:
 
     def append(self, data: Buffer) -> None:
         self._target.append(data)
-        self._count(len(data))
+        self._work.advance(len(data))
 
     def sha256(self) -> Sha256:
         return self._target.sha256()
 
     def clear(self) -> None:
-        self._count(-self._target.size_bytes)
+        self._work.advance(-self._target.size_bytes)
         self._target.clear()
-
-    def _count(self, size_bytes: int) -> None:
-        work = self._work()
-        if work is not None:
-            work.advance(size_bytes)
 
 
 def rest_of(sent: SentBytes, start_bytes: int) -> SentBytes:

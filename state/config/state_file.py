@@ -31,8 +31,6 @@ MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
 MAX_SPARSE_KEEP = 4096
 MAX_NORM_LIMIT = 1000.0
-MAX_MIRRORS = 8
-MAX_MIRROR_CHARS = 1024
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
 MAX_CHECKER_WAIT_S = 3600
 DEFAULT_AHEAD_BYTES = 64 * 1024**2
@@ -46,10 +44,6 @@ def _check_run_id(run_id: str) -> str:
 
 
 RunId = Annotated[str, AfterValidator(_check_run_id), Field(description="a string of 1 to 32 bytes (UTF-8)")]
-Mirrors = Annotated[
-    tuple[Annotated[str, Field(pattern=r"^https?://[^\s?#@]+$", max_length=MAX_MIRROR_CHARS)], ...],
-    Field(strict=False, max_length=MAX_MIRRORS, description="a list of up to 8 URLs, http://… or https://…"),
-]
 AccessEntries = Annotated[tuple[HexDigest, ...], Field(strict=False, max_length=MAX_ACCESS_ENTRIES)]
 
 
@@ -193,8 +187,6 @@ class ClientConfig(Section):
         spool_bytes: maximum size of a client's temporary files; no such line: what its disk holds. Epochal's addition.
         ahead_bytes: maximum size of the samples that a client fetches ahead of their round; 0 fetches none. Epochal's
             addition.
-        mirrors: URLs of copies of the coordinator's folder of blobs, from which checkpoints are fetched too. Epochal's
-            addition.
     """
 
     fetch_attempts: Annotated[int, Field(ge=1, le=MAX_FETCH_ATTEMPTS)] = 6
@@ -202,7 +194,6 @@ class ClientConfig(Section):
     prefetch_requests: Annotated[int, Field(ge=1, le=MAX_PREFETCH_REQUESTS)] = 2
     spool_bytes: Annotated[int | None, Field(ge=1, description="a positive integer, or no such line")] = None
     ahead_bytes: Annotated[int, Field(ge=0, le=MAX_AHEAD_BYTES)] = DEFAULT_AHEAD_BYTES
-    mirrors: Mirrors = ()
 
 
 TaskEncoderName = Annotated[

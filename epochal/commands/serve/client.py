@@ -25,7 +25,6 @@ from epochal.cli.options.client_data import (
 )
 from epochal.cli.options.client_name import NameOption, checked_name_option
 from epochal.cli.options.client_trainer import ClientTrainer
-from epochal.cli.options.mirror_option import MirrorOption, mirror_opener
 from epochal.cli.options.permission_options import (
     AllowLocalOption,
     AllowNetworkOption,
@@ -189,7 +188,6 @@ def client(
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     ahead_bytes: AheadBytesOption = None,
     spool: SpoolOption = None,
-    mirror: MirrorOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
@@ -210,8 +208,6 @@ def client(
     own_trainer = ClientTrainer(trainer, options, mesh_options)
     dependencies = replace(
         _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
-        feedback_stem=key,
-        open_mirrors=mirror_opener(mirror or (), verify, permissions.reach),
         ahead_bytes=ahead_bytes,
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)

@@ -8,7 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from epochal.coordinator_client.mirrors import Mirror
 from epochal.data_providers.locations import parse_location, permissions_of_owner
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
@@ -22,10 +21,8 @@ from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_location import S3, Azure, Gcp, SingleUrl
 from epochal.state.config.model_table import Hub, S3Checkpoint
 from epochal.state.errors import EpochalError
-from epochal.state.wire import Sha256
 from epochal.trainers.sources.open_model import open_source
 from tests.hostile.volunteers.test_network_stays import reach_of
-from tests.support.data.spooled import spooled
 from tests.support.heavy import need_module
 from tests.support.servers.certificates import self_signed
 from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server
@@ -207,15 +204,11 @@ async def test_hub_is_shown_the_token_only_where_the_owner_says_so(
             await open_location(location, SPEC, OpenOptions("run", None, volunteer(HUB_HOST)))
 
 
-async def test_netrc_is_not_read_for_a_mirror_or_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_netrc_is_not_read_for_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login someone password netrc4711\n")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
     async def ask(spy: Spy) -> None:
-        mirror = Mirror.at(f"http://127.0.0.1:{spy.port}", reach=volunteer().reach)
-        with pytest.raises(EpochalError):
-            await mirror.get_blob(Sha256("ab" * 32), spooled(b""))
-        await mirror.aclose()
         with pytest.raises(EpochalError):
             await read_all(f"http://127.0.0.1:{spy.port}/a.bin", volunteer())
 

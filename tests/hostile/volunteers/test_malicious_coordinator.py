@@ -176,7 +176,6 @@ def _lies_about_addresses(address: str) -> list[Lie]:
     ]
     return [
         *(Lie("StateFile", LOCATION, location) for location in locations),
-        Lie("StateFile", ("client", "mirrors"), [f"http://{address}"]),
         Lie("UploadGrant", (), {"delivered": False, "url": url, "headers": {"X-Aws-Token": "1"}, "expires_in_s": 60.0}),
         Lie("/v1/blobs/", (), url),
         Lie("/v1/runs/test-run/clients", (), url),

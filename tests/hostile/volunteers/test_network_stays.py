@@ -11,7 +11,6 @@ import pytest
 
 from epochal.cli.options.permission_options import permissions_in_words
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.mirrors import Mirror
 from epochal.coordinator_client.stored_blobs import StoredBlobs
 from epochal.data_providers.locations import AnyLocation
 from epochal.data_providers.open_data import OpenOptions, open_location
@@ -220,10 +219,6 @@ async def test_proxy_is_not_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("no_proxy", "")
         with pytest.raises(NotAllowed):
             await opened(SingleUrl("http://127.0.0.1:1/a.bin"), met_public())
-        mirror = Mirror.at("http://127.0.0.1:1", reach=reach_of(met_public()))
-        with pytest.raises(NotAllowed):
-            await mirror.get_blob(DIGEST, spooled(b""))
-        await mirror.aclose()
         assert spy.connections == 0
 
 
@@ -380,16 +375,6 @@ async def test_run_of_the_owner_may_use_everything(tmp_path: Path) -> None:
     assert permissions.checked_path(tmp_path) == tmp_path
     assert permissions.lends_credentials("store.example")
     permissions.check_package("any", "packing.task_encoder")
-
-
-async def test_mirror_of_the_run_on_loopback_is_not_asked() -> None:
-    async with spying() as spy:
-        for scheme in ("http", "https"):
-            mirror = Mirror.at(f"{scheme}://127.0.0.1:{spy.port}", reach=reach_of(met_public()))
-            with pytest.raises(NotAllowed):
-                await mirror.get_blob(DIGEST, spooled(b""))
-            await mirror.aclose()
-        assert spy.connections == 0
 
 
 @pytest.mark.parametrize("kind", [CorruptData, Rejected])

@@ -15,7 +15,7 @@ from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.state.results import METADATA_BOUND_BYTES
 from tests.support.bounds import BOUND_S
 from tests.support.drive.cli import PLAIN_OUTPUT, Ran
-from tests.support.drive.processes import in_training, real_run
+from tests.support.drive.processes import real_run
 from tests.support.thinned import thinned
 
 STEPS = 3
@@ -93,27 +93,3 @@ async def test_client_of_another_codec_version_is_refused_at_its_join(tmp_path: 
         assert run.events(run.coordinator, "membership_changed") == []
         (await run_older("float32/1,int4/1", "client", run.url, "--trainer", "numpy")).expect(0)
         assert (await run.finish()).rounds == 1
-
-
-async def test_killed_client_goes_on_with_what_its_codec_left_out(tmp_path: Path) -> None:
-    both = {"config__total_steps": 6, "config__init_min_clients": 2, "config__min_clients": 2}
-    async with real_run(tmp_path, **both, **SPARSE) as run:
-        await run.start_client()
-        killed = await run.start_client()
-        await run.until(in_training(3))
-        killed.kill()
-        again = await run.start_client("--key", str(run.folder / f"{killed.name}.key"))
-        report = await run.finish(without=(killed,))
-        assert (report.rounds, report.quarantined, report.unapplied) == (6, 0, 0)
-        (resumed,) = run.events(again, "feedback_resumed")
-        assert resumed["step"] >= 1
-        assert [path.name for path in run.folder.glob("*.feedback*") if killed.name in path.name]
-
-
-async def test_client_without_a_key_file_leaves_nothing_behind(tmp_path: Path) -> None:
-    spool = tmp_path / "spool"
-    async with real_run(tmp_path / "run", config__total_steps=STEPS, config__init_min_clients=1, **SPARSE) as run:
-        command = ("client", run.url, "--trainer", "numpy", "--spool", str(spool))
-        run.clients.append(await run.children.start("client-without-key", *command))
-        await run.finish()
-    assert list(spool.iterdir()) == []

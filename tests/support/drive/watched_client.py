@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from epochal.cli.options.client_trainer import ClientTrainer
-from epochal.cli.options.mirror_option import mirror_opener
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.session import ClientProfile
@@ -129,7 +128,6 @@ async def take_part(url: str, folder: Path, permissions: Permissions, policy: Re
         permissions=permissions,
         check_trainer=trainer.check,
         check_trainer_further=trainer.check_further,
-        open_mirrors=mirror_opener((), True, permissions.reach),
     )
     profile = ClientProfile(ClientKey.ephemeral(), Capabilities(trainer="numpy", codecs=SPOKEN))
     with contextlib.closing(trainer):

@@ -70,7 +70,7 @@ class Kept:
         self.keeper = ReplicaKeeper(
             self._outcome,
             Exchange(self.blobs, spool),
-            CheckpointDownload(self.blobs, (), self.blobs.manifest, spool, worker),
+            CheckpointDownload(self.blobs, spool, worker),
             Merger(OUTER, worker),
             spool,
             worker,

@@ -138,7 +138,7 @@ def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     worker = InlineWorker()
     spool = Spool(SPOOL_PARENT)
     merger, exchange = Merger(OuterStep(0.7, 0.9), worker), Exchange(blobs, spool)
-    download = CheckpointDownload(blobs, (), blobs.manifest, spool, worker)
+    download = CheckpointDownload(blobs, spool, worker)
     return ReplicaKeeper(
         no_outcome, exchange, download, merger, spool, worker, lambda replica: None, lambda outcome: None, events.append
     )

@@ -1,1 +1,0 @@
-"""Error feedback of a client: what its codec left out, on disk. Import from the modules, never from the package."""
