@@ -128,8 +128,6 @@ class Agent:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow(manager), name="follow")
             group.create_task(self._session.keep_session(), name="session")
-            if self._dependencies.check_trainer_further is not None:
-                await self._dependencies.check_trainer_further()
 
     async def _check_trainer(self) -> None:
         """Read the run as anybody may, and check whether this client can train it: before others count on it."""

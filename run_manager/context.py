@@ -49,10 +49,6 @@ class ClientDependencies:
         permissions: what the run's documents may use of this machine.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
             state file and model; the model may lack parts that only the run's first checkpoint has.
-        check_trainer_further: continues the check while the client joins, and raises an error that ends it then;
-            None where `check_trainer` checks everything.
-        trainer_opens_in_s: estimates the seconds until `open_trainer` returns; None if unknown. A client reports that
-            it is ready a little earlier than that.
         ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for the limit of the
             state file.
     """
@@ -65,8 +61,6 @@ class ClientDependencies:
     spool_folder: Path
     permissions: Permissions
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
-    check_trainer_further: Callable[[], Awaitable[None]] | None = None
-    trainer_opens_in_s: Callable[[], float] | None = None
     ahead_bytes: int | None = None
 
 

@@ -1,44 +1,21 @@
 """Reports to the coordinator that this client holds the replica and the data.
 
 The rule kept here: a client reports once per Warmup and once per session, because each of them makes the coordinator
-forget earlier reports; a client that is not in the roster also reports once per round. It does so when it can train, or
-will be able to in time for the round that begins next (`run_manager/trainer_opening.py`).
+forget earlier reports; a client that is not in the roster also reports once per round. It does so when it can train.
 """
 
 import asyncio
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.providers.growing_data import FollowingDataProvider
-from epochal.run_manager.context import FollowedConfig
 from epochal.run_manager.events import BecameReady, DataDiffers, Observer
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.trainer_opening import TrainerOpening
-from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
-from epochal.state.phase_names import ROUND_PHASES, RunState
+from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.refusals import Refusal
-
-LIMIT_PER_ROUND = 2.0
-"""Multiple of the usual time of a round that the coordinator gives to RoundTrain (`docs/concepts.md`). The others wait
-as long for a newcomer's first result."""
-READY_AHEAD_ROUNDS = 1.5
-"""Rounds within which the trainer of a ready client will be open. In the rest of the two it trains its first share."""
-SHORTEST_ROUND_S = 1.5
-"""The limit does not distinguish rounds that are shorter than this; a trainer that opens late would hold them up."""
-
-
-def usual_round_s(document: RunDocument, state: StateFile) -> float | None:
-    """Return how long RoundTrain usually takes in the run, by its time limit; 0 if the limit does not follow it.
-
-    None outside of RoundTrain.
-    """
-    if document.run_state is not RunState.ROUND_TRAIN or document.phase_ends_s is None:
-        return None
-    limit_s = document.phase_ends_s - document.phase_started_s
-    is_known = LIMIT_PER_ROUND * SHORTEST_ROUND_S < limit_s < state.config.max_round_train_time
-    return limit_s / LIMIT_PER_ROUND if is_known else 0.0
 
 
 class Readiness:
@@ -46,7 +23,6 @@ class Readiness:
 
     Args:
         session: sends the reports.
-        config: limits the time of a round.
         keeper: holds the replica.
         provider: this client's data.
         opening: the trainer.
@@ -59,18 +35,15 @@ class Readiness:
     def __init__(
         self,
         session: CoordinatorSession,
-        config: FollowedConfig,
         keeper: ReplicaKeeper,
         provider: FollowingDataProvider,
         opening: TrainerOpening,
         observer: Observer,
     ) -> None:
         self._session = session
-        self._config = config
         self._keeper = keeper
         self._provider = provider
         self._opening = opening
-        self._round_s = 0.0
         self._last_round: RoundHead | None = None
         self._is_on_my_data = False
         self.has_lost_run_data = False
@@ -85,14 +58,12 @@ class Readiness:
         self._reported = None
 
     async def apply_state(self, document: RunDocument) -> None:
-        """Note how long the run's rounds usually take, and whether the run is still on this client's data.
+        """Note whether the run is still on this client's data.
 
         If it is not any more, another report is owed: its refusal says how the data differ. A client that has seen the
         document's round before may be in its roster, and then reports only after the round; until then it warns with
         the fingerprints alone.
         """
-        round_s = usual_round_s(document, self._config.state)
-        self._round_s = self._round_s if round_s is None else round_s
         is_new_round = document.round != self._last_round
         self._last_round = document.round or self._last_round
         was_on_my_data, self._is_on_my_data = self._is_on_my_data, self._provider.serves(document.data_fingerprint)
@@ -118,7 +89,8 @@ class Readiness:
         async with self._reporting:
             while self._reported != (self._session.session_number, self._provider.fingerprint):
                 held = await self._keeper.at(step)
-                await self._opening.due(held.replica, READY_AHEAD_ROUNDS * self._round_s)
+                await self._opening.opened()
+                await self._opening.check(held.replica)
                 await self._provider.look_again()
                 report = ReadyReport(held.step, held.digest, self._provider.fingerprint, self._provider.description)
                 reported = self._session.session_number, report.data_fingerprint

@@ -6,20 +6,17 @@ lists are one interval, and most outcomes hold every result. Those are not reque
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from epochal.coordinator_client.api import RunRequests
 from epochal.run_manager.events import WorkAssigned
 from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
-from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome, OutcomeEntry, Roster, RoundAhead, RoundHead, RunDocument, WorkList
+from epochal.state.documents import Roster, RoundAhead, RoundHead, RunDocument, WorkList
 from epochal.state.election import elect_witnesses
 from epochal.state.errors import InvalidDocument
 from epochal.state.intervals import BatchId, total_batches
-from epochal.state.messages.requests import CommittedResult
-from epochal.state.weights import UsualNorm, Weighed, factors_of, norm_hex, steps_of, usual_in
 from epochal.state.wire import ClientId, Seed, Sha256, document_digest
 
 MAX_CACHED_DOCUMENTS = 8
@@ -63,53 +60,6 @@ class RoundView:
         head, batches = self.head, total_batches(self.assignments.get(client_id, ()))
         is_witness = client_id in self.witnesses
         return WorkAssigned(head.step, head.attempt, batches, head.batches, len(self.positions), is_witness)
-
-    def outcome_with(
-        self, state: StateFile, replica_digest: Sha256, results: Mapping[ClientId, CommittedResult]
-    ) -> Outcome | None:
-        """Return the round's outcome if it applies exactly these results; None without any.
-
-        Args:
-            state: the run's state file.
-            replica_digest: of the replica that they were trained from.
-            results: the results, by client.
-        """
-        head, electorate = self.head, frozenset(self.roster.electorate())
-        applied = [
-            (assignment, results[client_id])
-            for client_id, assignment in self.assignments.items()
-            if assignment and client_id in results
-        ]
-        if not applied:
-            return None
-        weighed = [
-            Weighed(
-                (batches := total_batches(assignment)),
-                steps_of(state, batches),
-                result.norm,
-                result.client_id in electorate,
-                not self.isolated.isdisjoint(assignment),
-            )
-            for assignment, result in applied
-        ]
-        usual = usual_in(weighed, None if head.usual_norm is None else UsualNorm(head.usual_norm, head.usual_steps))
-        factors = factors_of(weighed, self.roster.ceiling, state.merge.norm_limit, usual)
-        entries = tuple(
-            OutcomeEntry(
-                result.client_id, assignment, result.result_sha256, result.size_bytes, norm_hex(result.norm), factor
-            )
-            for (assignment, result), factor in zip(applied, factors, strict=True)
-        )
-        return Outcome(
-            run_id=state.run_id,
-            step=head.step,
-            attempt=head.attempt,
-            seed=head.seed,
-            roster_sha256=head.roster_sha256,
-            work_sha256=head.work_sha256,
-            replica_digest=replica_digest,
-            entries=entries,
-        )
 
 
 class RoundViews:

@@ -41,7 +41,6 @@ from epochal.state.documents import RunDocument
 from epochal.state.errors import Desync
 from epochal.state.merging import OuterStep
 from epochal.state.phase_names import RunState
-from epochal.trainers.architectures import known_vocabulary
 from epochal.trainers.first_parameters import check_first_step, check_trainable
 
 log = logging.getLogger(__name__)
@@ -232,7 +231,7 @@ class _Replica:
 
 
 async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
-    """Begin to fetch the checkpoint and to follow the run with a replica."""
+    """Begin to fetch the checkpoint, and to follow the run with a replica."""
     session, dependencies, state, spool = ground.session, ground.dependencies, ground.config.state, ground.spool
     observer, worker = dependencies.observer, ground.worker
     merge_worker, hasher = dependencies.new_worker("epochal-merge"), dependencies.new_worker("epochal-digest")
@@ -240,7 +239,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     ground.closing.push_async_callback(merger.aclose)
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)
-    opening = TrainerOpening(check, worker, dependencies.trainer_opens_in_s, observer)
+    opening = TrainerOpening(check, worker, observer)
     feedback = None
     if state.merge.error_feedback:
         feedback = ErrorFeedback(spool, session.client_id, state.merge.error_feedback_decay)
@@ -282,8 +281,7 @@ async def _begin_opening_trainer(ground: _Ground, opening: TrainerOpening, data:
     ground.closing.push_async_callback(own_worker.aclose)  # of a trainer that is not opened
     ground.closing.push_async_callback(opening.aclose)
     open_trainer = partial(dependencies.open_trainer, access, own_worker)
-    vocabulary = None if dependencies.trainer_opens_in_s is None else known_vocabulary(access.spec)
-    await ground.begin("trainer", opening.run(open_trainer, data.packing_for, vocabulary))
+    await ground.begin("trainer", opening.run(open_trainer, data.packing_for))
 
 
 def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundTimes) -> _Run:
@@ -291,7 +289,7 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     session, config, group, observer = ground.session, ground.config, ground.group, ground.dependencies.observer
     opening, keeper, exchange = replica.opening, replica.keeper, replica.exchange
     rounds, permissions = RoundViews(session), ground.dependencies.permissions
-    readiness = Readiness(session, config, keeper, data.provider, opening, observer)
+    readiness = Readiness(session, keeper, data.provider, opening, observer)
     publisher = CheckpointPublisher(session, config, ground.spool, ground.worker, observer)
     warmup = WarmupStep(session, config, readiness, keeper, opening, publisher, ground.worker, permissions)
     training = TrainingStepMetadata(

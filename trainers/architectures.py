@@ -125,18 +125,6 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
     return entry.open(spec, options)
 
 
-def known_vocabulary(spec: ModelSpec) -> int | None:
-    """Return the number of the model's tokens without importing a library of its trainer; None if that is needed."""
-    if spec.dummy or spec.architecture is Architecture.CUSTOM:
-        return None
-    if spec.architecture is Architecture.EPOCHAL_NGRAM:
-        from epochal.trainers.ngram.model import VOCABULARY
-
-        return VOCABULARY
-    size = (spec.hf or {}).get("vocab_size")
-    return size if type(size) is int else None
-
-
 def check_trainer(trainer: str, architecture: Architecture) -> None:
     """Raise `Unsupported` unless this trainer, `numpy` or `torch`, computes models of this architecture."""
     entry = ARCHITECTURES.get(architecture)

@@ -31,7 +31,6 @@ from epochal.trainers.protocol import Trainer
 from epochal.trainers.remote.remote_trainer import RemoteTrainer
 from epochal.trainers.remote.service_client import TrainingServiceClient
 from epochal.trainers.remote.service_messages import SessionRequest
-from epochal.trainers.torch.known_models import is_of_transformers
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 NULL, REMOTE = "null", "remote"
@@ -118,26 +117,6 @@ def check_trains(
         model = _model_of(name, spec, options.torch)
         if name == TORCH:
             model.learner()  # asks for the device and the attention, and makes no module yet
-
-
-def check_suits(name: str, state: StateFile, spec: ModelSpec, options: TrainerOptions) -> None:
-    """Check as much as `check_trains` does without importing a library of the trainer.
-
-    Raises:
-        InvalidInput: there is no such trainer, or the run is trained by another one.
-        Unsupported: the trainer does not train such models, or not as the state file says.
-    """
-    check_trainer_name(name)
-    _check_fits(name, state, spec, options.permissions)
-    _check_not_dummy(name, spec)
-
-
-def is_surely_opened(name: str, spec: ModelSpec, options: TrainerOptions = DEFAULT_TRAINER_OPTIONS) -> bool:
-    """Whether a trainer that `check_suits` passes can be opened, unless its libraries themselves are broken.
-
-    It is told without importing them. The model's config is one from which the run's first model was made.
-    """
-    return name == TORCH and options.torch.suits_any_machine and is_of_transformers(spec)
 
 
 def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -> None:

@@ -4,8 +4,8 @@ Theory of operation. The run document asks for replica `document.step − 1`; `a
 One task (`run`) moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next
 outcome. Between two steps it reads the aim again, so a document that arrives meanwhile neither restarts the work nor
 waits for it. The machine's steps wait with `at`. A blob that a document names and the coordinator lacks is requested
-again, and one warning says that the run waits for it. While the run waits for attestations, the expected outcome is
-merged ahead; the replica is held only once a document names that very outcome.
+again, and one warning says that the run waits for it. Applying an outcome fetches its results, decodes and averages
+them, and hashes the new replica.
 
 The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
 is dropped and rebuilt, never repaired; and one that still differs after several rebuilds ends this client, because its
@@ -14,24 +14,25 @@ arithmetic differs.
 
 import asyncio
 import logging
+import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 
 from epochal.run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.merged_outcomes import ExpectedOutcome, MergedOutcomes
-from epochal.run_manager.replica.merged_outcomes import HeldReplica as HeldReplica
 from epochal.run_manager.replica.merger import Merger
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef, Outcome, RunDocument
-from epochal.state.errors import Desync, EpochalError, InvalidDocument, Refused
+from epochal.state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
+from epochal.state.errors import Desync, InvalidDocument, Refused
+from epochal.state.merging import Contribution
 from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
 from epochal.state.refusals import Refusal
-from epochal.state.results import result_size_bound
+from epochal.state.results import decode_result, result_size_bound
 from epochal.state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
@@ -43,10 +44,30 @@ CHECKPOINTS_OF_A_ROUND = 2
 """A client's spool holds two replicas, each as large as a checkpoint, while it merges an outcome."""
 RESIDUALS_OF_A_ROUND = 2
 """A client's spool holds what its codec has left out before and after a result whose outcome is not known."""
+MERGED_IN_MEMORY_BYTES = 1024 * 1024
+"""A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
 LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class HeldReplica:
+    """A replica and its digest.
+
+    Attributes:
+        file: the checkpoint file that holds its values, as every client would write it; None without one.
+    """
+
+    replica: Replica
+    digest: Sha256
+    file: SpoolFile | None = None
+
+    @property
+    def step(self) -> int:
+        """How many outcomes it includes."""
+        return self.replica.step
 
 
 class ReplicaKeeper:
@@ -57,7 +78,7 @@ class ReplicaKeeper:
         exchange: fetches results.
         download: fetches checkpoints.
         merger: applies outcomes.
-        spool: where the exchange keeps what it fetches.
+        spool: where the exchange keeps what it fetches, and new replicas are written.
         worker: checks checkpoints, off the event loop.
         check_checkpoint: raises `InvalidDocument` if a checkpoint's replica must not be held; it ends this client.
         on_outcome: called with every outcome applied, before `at` returns the replica.
@@ -79,7 +100,7 @@ class ReplicaKeeper:
         self._fetch_outcome = fetch_outcome
         self._exchange = exchange
         self._download = download
-        self._merging = MergedOutcomes(exchange, merger, spool)
+        self._merger = merger
         self._spool = spool
         self._worker = worker
         self._check_checkpoint = check_checkpoint
@@ -87,7 +108,6 @@ class ReplicaKeeper:
         self._observer = observer
         self._aim: RunDocument | None = None
         self._held: HeldReplica | None = None
-        self._expected: ExpectedOutcome | None = None
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
@@ -106,11 +126,6 @@ class ReplicaKeeper:
         """Move towards the replica that this document asks for."""
         self._aim = document
         self._missing = None
-        self._changed.notify()
-
-    def expect(self, outcome: Outcome) -> None:
-        """Take the outcome of the round under way, if nothing goes wrong: it is merged now, and held once decided."""
-        self._expected = ExpectedOutcome(outcome)
         self._changed.notify()
 
     def adopt(self, held: HeldReplica) -> None:
@@ -183,7 +198,6 @@ class ReplicaKeeper:
             self._drop("the run asks for a rebuild, or for another replica of this step")
             return True
         elif held.step == aim.step - 1:
-            await self._merge_ahead(held)
             return False
         if aim.checkpoint is not None and (held is None or not aim.checkpoint.step <= held.step <= aim.step - 1):
             return await self._load(aim.checkpoint)
@@ -229,48 +243,60 @@ class ReplicaKeeper:
         self._spool.drop_pages()
         return HeldReplica(replica, Sha256(found.replica_digest))
 
-    async def _merge_ahead(self, held: HeldReplica) -> None:
-        """Merge the outcome that is expected to follow the held replica. If that fails, nothing is lost."""
-        expected = self._expected
-        if expected is None or expected.is_attempted or not expected.follows(held):
-            return
-        expected.is_attempted = True
-        try:
-            expected.merged, expected.start = await self._merging.merged(held, expected.outcome), held
-        except EpochalError as error:  # it is merged again if the run decides on it, and raised then
-            log.debug("not_merged_ahead", extra={"step": expected.outcome.step, "reason": str(error)})
-
     async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
         step = held.step + 1
-        expected, self._expected = self._expected, None
-        if expected is not None and (step != aim.step - 1 or aim.last_outcome_sha256 != expected.sha256):
-            expected = None
         try:
-            outcome = await self._fetch_outcome(step) if expected is None else expected.outcome
+            outcome = await self._fetch_outcome(step)
             if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
                 if self._held is held:
                     self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
                 return
-            merged = None if expected is None or expected.start is not held else expected.merged
-            if merged is None:
-                merged = await self._merging.merged(held, outcome)
+            contributions = await self._contributions(outcome, held.replica)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
             self._missing = step
             return
-        self._observer(OutcomeMerged(step, merged.took_s))
+        started_s = asyncio.get_running_loop().time()
+        merged = await self._merged(held.replica, contributions)
+        self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
         if self._held is held:
             self._on_outcome(outcome)
-            self._hold(merged.replica, "outcome")
+            self._hold(merged, "outcome")
             self._exchange.forget(entry.result_sha256 for entry in outcome.entries)
+
+    async def _contributions(self, outcome: Outcome, start: Replica) -> list[Contribution]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self._contribution(entry, start)) for entry in outcome.entries]
+        found = [task.result() for task in tasks]
+        for contribution in found:
+            if isinstance(contribution, Refused):
+                raise contribution
+        return [contribution for contribution in found if isinstance(contribution, Contribution)]
+
+    async def _contribution(self, entry: OutcomeEntry, start: Replica) -> Contribution | Refused:
+        try:
+            file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
+        except Refused as refusal:
+            return refusal
+        return Contribution.of(entry, decode_result(file.view(), start.layout)[1])
+
+    async def _merged(self, start: Replica, contributions: list[Contribution]) -> HeldReplica:
+        """Return the replica after an outcome, in a file of the spool unless it is small."""
+        size_bytes = checkpoint_size_bound(start.layout, has_momentum=start.has_momentum)
+        if size_bytes <= MERGED_IN_MEMORY_BYTES or sys.byteorder != "little":  # which a checkpoint file has
+            replica = await self._merger.merge(start, contributions)
+            return HeldReplica(replica, Sha256(await self._merger.digest(replica)))
+        file = self._spool.file()
+        replica, digest = await self._merger.merge_into(file, start, contributions)
+        return HeldReplica(replica, Sha256(digest), file)
 
     def _drop(self, reason: str) -> None:
         if self._held is not None:
-            step, self._held, self._expected = self._held.step, None, None
+            step, self._held = self._held.step, None
             log.warning("replica_dropped", extra={"step": step, "reason": reason})
             self._observer(ReplicaDistrusted(step, reason))
             self._changed.notify()

@@ -17,7 +17,7 @@ from epochal.run_manager.context import FollowedConfig
 from epochal.run_manager.events import Attested, Observer
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.keeper import ReplicaKeeper
-from epochal.run_manager.round_view import RoundView, RoundViews
+from epochal.run_manager.round_view import RoundViews
 from epochal.runtime.background_task import BackgroundTask
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
@@ -71,7 +71,6 @@ class WitnessedResults:
                 return
             complete = await self._follow()
             if complete and self._known and self._received == self._known.keys():
-                await self._expect_outcome(view)
                 await self.attest_what_is_held()
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
@@ -109,13 +108,6 @@ class WitnessedResults:
                 raise
             self._attested = received
             attested()
-
-    async def _expect_outcome(self, view: RoundView) -> None:
-        """Pass the outcome to the keeper if others attest the same as this client: then it need not be asked for."""
-        held = await self._uses.keeper.at(self.head.step - 1)
-        outcome = view.outcome_with(self._uses.config.state, held.digest, self._known)
-        if outcome is not None:
-            self._uses.keeper.expect(outcome)
 
     async def _follow(self) -> bool:
         """Follow the list of results; return whether it was followed to its end."""

@@ -1,7 +1,6 @@
 """`epochal client`: join a run and train until it ends."""
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator
@@ -214,8 +213,7 @@ def client(
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
     show_permissions(permissions, data, log_format)
-    with contextlib.closing(own_trainer):
-        run_to_end(_run(url, verify, profile, dependencies, leave_bound_s, metrics_address))
+    run_to_end(_run(url, verify, profile, dependencies, leave_bound_s, metrics_address))
 
 
 def _dependencies(
@@ -230,8 +228,6 @@ def _dependencies(
         spool_folder=spool_folder,
         permissions=data.permissions,
         check_trainer=trainer.check,
-        check_trainer_further=trainer.check_further,
-        trainer_opens_in_s=trainer.opens_in_s if trainer.may_open_late else None,
     )
 
 

@@ -127,9 +127,7 @@ async def take_part(url: str, folder: Path, permissions: Permissions, policy: Re
         spool_folder=folder,
         permissions=permissions,
         check_trainer=trainer.check,
-        check_trainer_further=trainer.check_further,
     )
     profile = ClientProfile(ClientKey.ephemeral(), Capabilities(trainer="numpy", codecs=SPOKEN))
-    with contextlib.closing(trainer):
-        async with await CoordinatorClient.connect(url, policy, PLAIN, permissions.reach) as api:
-            return await Agent(api, profile, dependencies).run()
+    async with await CoordinatorClient.connect(url, policy, PLAIN, permissions.reach) as api:
+        return await Agent(api, profile, dependencies).run()

@@ -43,15 +43,11 @@ class ClientSpec:
 
     Attributes:
         open_trainer: opens its trainer; None for the one named `trainer`.
-        opening: what it waits for before; None to open it at once.
-        opens_in_s: estimates how long that will still take.
         saw: called with every event.
     """
 
     trainer: str = "null"
     open_trainer: Callable[[StateFile, Worker], Trainer] | None = None
-    opening: Callable[[], Awaitable[None]] | None = None
-    opens_in_s: Callable[[], float] | None = None
     new_worker: Callable[[str], Worker] = lambda name: InlineWorker()
     open_provider: Callable[[RunAccess], Awaitable[DataProvider]] = open_dummy_provider
     reconnect_bound_s: float = 3600.0
@@ -99,8 +95,6 @@ def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpe
             spec.saw(event)
 
     async def open_any_trainer(access: RunAccess, worker: Worker) -> Trainer:
-        if spec.opening is not None:
-            await spec.opening()
         if spec.open_trainer is not None:
             return spec.open_trainer(access.state, worker)
         return open_trainer(spec.trainer, access.state, access.spec, worker)
@@ -113,7 +107,6 @@ def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpe
         observer=observe,
         spool_folder=SPOOL_PARENT,
         permissions=Permissions.of_volunteer(),
-        trainer_opens_in_s=spec.opens_in_s,
     )
     agent = Agent(api, ClientProfile(key_of(number), spec.capabilities), dependencies)
     return SimulatedClient(number, agent, link, events)
