@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-from epochal.batching.chunking.policies import POLICIES
 from epochal.data_providers.tcp.client_connection import TicketOrAccess
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
@@ -45,14 +44,12 @@ class RemoteOptions:
         url: the service's base URL.
         retry_policy: how long a failed request is repeated.
         token: the service's token; None if it needs none.
-        policy: how chunks are measured, one of `chunking.POLICIES`.
         verify: whether to verify the TLS certificate, or a file with the authorities to trust (PEM).
     """
 
     url: str
     retry_policy: RetryPolicy
     token: str | None = None
-    policy: str = "bytes"
     verify: bool | str = True
 
 
@@ -202,7 +199,7 @@ def _open_remote(state: StateFile, spec: ModelSpec, worker: Worker, remote: Remo
     request = SessionRequest(spec, _optimizer_of(REMOTE, state), state.merge.inner_state)
     model = _model_of(REMOTE, spec)
     service = TrainingServiceClient(remote.url, remote.retry_policy, remote.token, remote.verify)
-    return RemoteTrainer(service, model, request, worker, POLICIES[remote.policy])
+    return RemoteTrainer(service, model, request, worker)
 
 
 def _check_not_dummy(trainer: str, spec: ModelSpec) -> None:

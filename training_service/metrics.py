@@ -1,15 +1,10 @@
 """Metrics of a training service for Prometheus: its sessions, their examples, and the time of the arithmetic."""
 
-import time
 from collections.abc import Callable
-from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from epochal.runtime.metrics.metrics_registry import LATENCY_BUCKETS_S, HttpMetrics
-from epochal.runtime.worker_thread import Worker
-
-T = TypeVar("T")
 
 
 class TrainingMetrics:
@@ -43,25 +38,3 @@ class TrainingMetrics:
         """Count a request's examples. Any thread may call this."""
         self._examples.inc(example_count)
         self._tokens.inc(token_count)
-
-
-class MeasuredWorker:
-    """A `Worker` that measures how many of its calls wait, and how long each runs."""
-
-    def __init__(self, worker: Worker, metrics: TrainingMetrics) -> None:
-        self._worker = worker
-        self._metrics = metrics
-
-    async def run(self, call: Callable[[], T]) -> T:
-        def timed() -> T:
-            started_s = time.perf_counter()
-            try:
-                return call()
-            finally:
-                self._metrics.arithmetic.observe(time.perf_counter() - started_s)
-
-        with self._metrics.waiting.track_inprogress():
-            return await self._worker.run(timed)
-
-    async def aclose(self) -> None:
-        await self._worker.aclose()

@@ -24,7 +24,6 @@ from epochal.trainers.remote.service_messages import (
     SessionRequest,
     decode_examples,
 )
-from epochal.training_service.body_room import sender_of_request
 from epochal.training_service.service import TrainingService
 from epochal.training_service.sessions import TrainingSession
 
@@ -60,14 +59,14 @@ class SessionRoutes:
             self.forward_backward
         )
         router.get(f"{step}/parameters", response_class=BytesResponse)(self.parameters)
-        router.post(f"{one}/optim_step", response_model=ChunkAnswer, openapi_extra=takes_step)(self.optim_step)
+        router.post(f"{one}/optim_step", response_model=dict, openapi_extra=takes_step)(self.optim_step)
         router.post(f"{one}/discard", response_model=dict)(self.discard)
         return router
 
     async def open(self, request: Request) -> Response:
         """Open a session."""
         message = parse_document(SessionRequest, await _read_message(request))
-        opened = self._service.open(message, sender_of_request(request))
+        opened = self._service.open(message)
         return _json(canonical_json(opened), 201)
 
     async def close(self, session_id: str) -> Response:
@@ -99,7 +98,7 @@ class SessionRoutes:
 
                 def act(session: TrainingSession) -> bytes:
                     answer = session.forward_backward(round_key, number, examples)
-                    self._service.metrics.count_examples(answer.items, int(answer.metrics["tokens:sum"]))
+                    self._service.metrics.count_examples(answer.items, answer.tokens)
                     return canonical_json(answer)
 
                 return await self._once(session_id, request, key, act)
@@ -108,7 +107,12 @@ class SessionRoutes:
         """Take the optimizer step."""
         self._service.sessions.use(session_id)
         step = parse_document(OptimStepRequest, await _read_message(request))
-        return await self._once(session_id, request, key, lambda session: canonical_json(session.optim_step(step)))
+
+        def act(session: TrainingSession) -> bytes:
+            session.optim_step(step)
+            return b"{}"
+
+        return await self._once(session_id, request, key, act)
 
     async def discard(self, session_id: str) -> Response:
         """Discard the current round."""

@@ -57,9 +57,9 @@ class TrainingService:
         """Whether another request may wait for the arithmetic."""
         return self._waiting < MAX_WAITING
 
-    def open(self, request: SessionRequest, sender: str) -> SessionOpened:
-        """Open a session for a sender. Raise `Refused`: `overloaded`, `body-too-large`, `invalid-body`."""
-        session_id = self.sessions.open(TrainingSession(request), sender)
+    def open(self, request: SessionRequest) -> SessionOpened:
+        """Open a session. Raise `Refused`: `overloaded`, `body-too-large`, `invalid-body`."""
+        session_id = self.sessions.open(TrainingSession(request))
         log.info("session_opened", extra={"sessions": len(self.sessions)})
         return SessionOpened(session_id, self.options.limits, self.options.sessions.idle_s)
 
@@ -74,9 +74,14 @@ class TrainingService:
                 raise Refused(Refusal.OVERLOADED, "too many requests are waiting")
             self._waiting += 1
             try:
-                return await self._worker.run(partial(act, session))
+                with self.metrics.waiting.track_inprogress():
+                    return await self._worker.run(partial(self._timed, partial(act, session)))
             finally:
                 self._waiting -= 1
+
+    def _timed(self, call: Callable[[], T]) -> T:
+        with self.metrics.arithmetic.time():
+            return call()
 
     async def run_once(self, session_id: str, key: tuple[str, str], act: Callable[[TrainingSession], bytes]) -> bytes:
         """Do as `run` does, but answer a request repeated under the same path and key with its first answer."""

@@ -12,7 +12,7 @@ from epochal.runtime.http.openapi import DescribedApp
 from epochal.runtime.http.route_errors import answer_errors
 from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
 from epochal.runtime.worker_thread import Worker
-from epochal.training_service.metrics import MeasuredWorker, TrainingMetrics
+from epochal.training_service.metrics import TrainingMetrics
 from epochal.training_service.routes import SessionRoutes
 from epochal.training_service.service import TrainingService, TrainingServiceOptions
 
@@ -34,7 +34,6 @@ def create_app(
         hosts: the names under which the application answers.
     """
     metrics = TrainingMetrics(new_registry())
-    worker = MeasuredWorker(worker, metrics)
     service = TrainingService(options, worker, clock, metrics)
     metrics.watch_sessions(lambda: len(service.sessions))
     app = DescribedApp(title="Epochal training service", description=SUMMARY)

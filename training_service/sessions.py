@@ -6,7 +6,7 @@ idempotency key, so a request that is repeated because its answer was lost gets 
 
 import math
 import secrets
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +27,6 @@ from epochal.trainers.remote.service_messages import (
     OptimStepRequest,
     SessionRequest,
 )
-from epochal.training_service.body_room import MAX_PERCENT_OF_SENDER
 
 MAX_SESSIONS = 256
 IDLE_SESSION_S = 3600.0
@@ -55,7 +54,6 @@ class SessionBounds:
 @dataclass(slots=True)
 class _Place:
     session: "TrainingSession"
-    sender: str
     used_at_s: float
     request_count: int = 0
     """Requests under way, during which the session is not idle."""
@@ -67,8 +65,7 @@ class _Place:
 class SessionTable:
     """Open sessions by their secret ids; idle ones are closed when another is opened.
 
-    One sender has at most `MAX_PERCENT_OF_SENDER` of the places. If there is none for a new session, the longest idle
-    session of the sender that has the most gives way, unless it was used within `GIVE_WAY_IDLE_S`.
+    If there is no place for a new session, the longest idle one gives way, unless it was used within `GIVE_WAY_IDLE_S`.
     """
 
     def __init__(self, bounds: SessionBounds, clock: Clock) -> None:
@@ -82,15 +79,20 @@ class SessionTable:
     def __contains__(self, session_id: object) -> bool:
         return session_id in self._places
 
-    def open(self, session: "TrainingSession", sender: str) -> str:
+    def open(self, session: "TrainingSession") -> str:
         """Add a session and return its id, which cannot be guessed. Raise `Refused`: `overloaded`."""
         now_s = self._clock.monotonic_s()
         expired_s = now_s - self._bounds.idle_s
         for session_id in [key for key, place in self._places.items() if place.is_idle(expired_s)]:
             self.close(session_id)
-        self._make_room(sender, now_s)
+        if len(self) >= self._bounds.most:
+            given_way_s = now_s - GIVE_WAY_IDLE_S
+            idle = [(place.used_at_s, key) for key, place in self._places.items() if place.is_idle(given_way_s)]
+            if not idle:
+                raise Refused(Refusal.OVERLOADED, f"{len(self)} sessions are open, the maximum")
+            self.close(min(idle)[1])
         session_id = secrets.token_hex(16)
-        self._places[session_id] = _Place(session, sender, now_s)
+        self._places[session_id] = _Place(session, now_s)
         return session_id
 
     def use(self, session_id: str) -> "TrainingSession":
@@ -116,29 +118,6 @@ class SessionTable:
     def close(self, session_id: str) -> None:
         """Close a session if it is open."""
         self._places.pop(session_id, None)
-
-    def _make_room(self, sender: str, now_s: float) -> None:
-        """Close one session if there is no place for a new one. Raise `Refused`: `overloaded`."""
-        counts = Counter(place.sender for place in self._places.values())
-        most, most_of_sender = self._bounds.most, -(-self._bounds.most * MAX_PERCENT_OF_SENDER // 100)
-        if counts[sender] >= most_of_sender:
-            largest = {sender}
-        elif len(self) >= most:
-            largest = {one for one, count in counts.items() if count == max(counts.values())}
-        else:
-            return
-        idle = [
-            (place.used_at_s, session_id)
-            for session_id, place in self._places.items()
-            if place.sender in largest and place.is_idle(now_s - GIVE_WAY_IDLE_S)
-        ]
-        if not idle:
-            raise Refused(
-                Refusal.OVERLOADED,
-                f"{len(self)} sessions are open, {counts[sender]} of this sender; at most {most}, "
-                f"{most_of_sender} of one sender",
-            )
-        self.close(min(idle)[1])
 
 
 def open_served_model(spec: ModelSpec) -> Model:
@@ -237,14 +216,9 @@ class TrainingSession:
             raise Refused(Refusal.UNTRAINABLE, error.message, **error.context) from error
         self._items += len(examples)
         self._tokens += loss.token_count
-        metrics = {
-            "loss:sum": nats,
-            "tokens:sum": float(loss.token_count),
-            "loss_per_example:mean": nats / len(examples) if examples else 0.0,
-        }
-        return ChunkAnswer(len(examples), metrics)
+        return ChunkAnswer(len(examples), nats, loss.token_count)
 
-    def optim_step(self, request: OptimStepRequest) -> ChunkAnswer:
+    def optim_step(self, request: OptimStepRequest) -> None:
         """Take the optimizer step.
 
         Raises:
@@ -255,12 +229,10 @@ class TrainingSession:
             raise Refused(
                 Refusal.INCOMPLETE_STEP, f"{self._items} examples arrived of the {request.items} that the step is for"
             )
-        tokens, items = self._tokens, self._items
-        if tokens and self._request.optimizer is not None:
-            learner.step(self._request.optimizer, request.learning_rate, tokens)
+        if self._tokens and self._request.optimizer is not None:
+            learner.step(self._request.optimizer, request.learning_rate, self._tokens)
         learner.discard()
         self._local_step, self._items, self._tokens = self._local_step + 1, 0, 0
-        return ChunkAnswer(items, {"tokens:sum": float(tokens)})
 
     def discard(self) -> None:
         """Forget the round; the optimizer's state is that of the last round that counted."""

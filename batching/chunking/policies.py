@@ -115,7 +115,6 @@ def exact(encode: Callable[[Datum], bytes]) -> Callable[[Datum], int]:
 
 BYTES = ChunkPolicy("bytes", estimate_bytes, ChunkLimits(), BYTES_PER_NUMBER)
 NUMBERS = ChunkPolicy("numbers", estimate_numbers, ChunkLimits(MAX_COUNTED_ITEMS, MAX_COUNTED_NUMBERS), 1)
-POLICIES = {policy.name: policy for policy in (BYTES, NUMBERS)}
 
 
 def chunk_data(

@@ -76,8 +76,6 @@ class TrainingServiceClient:
             timeout=httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
         )
         self._retry = replace(retry, max_asked_s=MAX_RETRY_AFTER_S)
-        self.requests = 0
-        """Number of requests sent, repetitions included."""
 
     async def open(self, request: SessionRequest) -> SessionOpened:
         """Open a session. Raise `Refused`, `TrainerFailed` as every method does."""
@@ -101,10 +99,9 @@ class TrainingServiceClient:
         path = f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward"
         return parse_document(ChunkAnswer, await self._ask("POST", path, examples))
 
-    async def optim_step(self, session_id: str, request: OptimStepRequest) -> ChunkAnswer:
+    async def optim_step(self, session_id: str, request: OptimStepRequest) -> None:
         """Take the optimizer step."""
-        path = f"{SESSIONS}/{session_id}/optim_step"
-        return parse_document(ChunkAnswer, await self._ask("POST", path, canonical_json(request)))
+        await self._ask("POST", f"{SESSIONS}/{session_id}/optim_step", canonical_json(request))
 
     async def parameters(self, session_id: str, round_key: str, local_steps: int) -> bytes:
         """Return the parameters after this number of local steps of the round, as a tensor file."""
@@ -137,7 +134,6 @@ class TrainingServiceClient:
                 await backoff.wait(TrainerFailed(f"training service: {later.message}"), later.retry_after_s)
 
     async def _once(self, method: str, path: str, content: bytes, headers: dict[str, str], timeout_s: float) -> bytes:
-        self.requests += 1
         try:
             async with asyncio.timeout(timeout_s):
                 request = self._http.build_request(method, path, content=content, headers=headers)

@@ -11,7 +11,7 @@ optimizer step names the number of its examples, so that the step is taken on al
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.batching.micro_batches import Example, examples_of
 from epochal.data_providers.protocol import CorruptData, TokenBatch
 from epochal.state.config.model_table import AdamW, ModelSpec
-from epochal.state.errors import InvalidDocument, Refused, TrainerFailed
+from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import strict_json
 from epochal.state.wire_document import WireDocument
@@ -69,15 +69,11 @@ class SessionOpened(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class ChunkAnswer(WireDocument):
-    """Result of one request of examples.
-
-    Attributes:
-        items: number of its examples.
-        metrics: by `name:reduction`; the reduction says how the metrics of several requests are combined.
-    """
+    """Result of one request: the number of its examples, their summed loss, and the number of predicted tokens."""
 
     items: int
-    metrics: dict[str, float] = field(default_factory=dict)
+    nats: float
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,30 +159,3 @@ def batch_of(examples: Sequence[Example]) -> TokenBatch:
             [np.arange(one.tokens.size) if one.position_ids is None else one.position_ids for one in examples]
         )
     return TokenBatch(np.concatenate([example.tokens for example in examples]), offsets, labels, position_ids)
-
-
-def combined(answers: Sequence[ChunkAnswer]) -> dict[str, float]:
-    """Combine the metrics of several requests as their reductions say; means are weighted by the number of examples.
-
-    Raises:
-        TrainerFailed: a metric has an unknown reduction, or some answers lack it; the service's fault.
-    """
-    weights = [answer.items for answer in answers]
-    found: dict[str, float] = {}
-    for key in answers[0].metrics if answers else ():
-        if not all(key in answer.metrics for answer in answers):
-            raise TrainerFailed(f"only some answers of the training service have the metric {key!r}")
-        values = [answer.metrics[key] for answer in answers]
-        match key.rpartition(":")[2]:
-            case "mean":
-                total = sum(weights)
-                found[key] = sum(w * v for w, v in zip(weights, values, strict=True)) / total if total else 0.0
-            case "sum":
-                found[key] = sum(values)
-            case "min":
-                found[key] = min(values)
-            case "max":
-                found[key] = max(values)
-            case _:
-                raise TrainerFailed(f"metric {key!r} of the training service; allowed: NAME:mean, :sum, :min or :max")
-    return found

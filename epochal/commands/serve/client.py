@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 import typer
 
@@ -116,10 +116,6 @@ TrainerUrlOption = Annotated[
         help="Address of the training service of --trainer remote. Its token is read from EPOCHAL_TRAINER_TOKEN.",
     ),
 ]
-ChunkPolicyOption = Annotated[
-    Literal["bytes", "numbers"],
-    typer.Option(help="Limit requests to the training service by bytes (10 for each number) or by numbers."),
-]
 MeshOption = Annotated[
     str | None,
     typer.Option(
@@ -162,7 +158,6 @@ def client(
     name: NameOption = None,
     trainer: TrainerOption = "numpy",
     trainer_url: TrainerUrlOption = None,
-    chunk_policy: ChunkPolicyOption = "bytes",
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     attention: AttentionOption = None,
@@ -199,7 +194,7 @@ def client(
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
-    remote = _remote_options(trainer, trainer_url, chunk_policy, verify)
+    remote = _remote_options(trainer, trainer_url, verify)
     torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
@@ -248,13 +243,13 @@ def _identity(path: Path | None, may_make: bool) -> ClientKey:
     return made
 
 
-def _remote_options(trainer: str, url: str | None, policy: str, verify: bool | str) -> RemoteOptions | None:
+def _remote_options(trainer: str, url: str | None, verify: bool | str) -> RemoteOptions | None:
     if (trainer == REMOTE) != (url is not None):
         raise InvalidInput("--trainer remote and --trainer-url URL are given together or not at all")
     if url is None:
         return None
     check_url(url, "training service")
-    return RemoteOptions(url, RetryPolicy(bound_s=TRAINER_BOUND_S), trainer_token(), policy, verify)
+    return RemoteOptions(url, RetryPolicy(bound_s=TRAINER_BOUND_S), trainer_token(), verify)
 
 
 def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: DataChoice) -> MeshOptions | None:

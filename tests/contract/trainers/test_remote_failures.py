@@ -117,10 +117,9 @@ async def test_service_that_does_not_admit_the_client_is_a_user_s_mistake(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"items":3,"metrics":{"loss:median":1.0}}', "'loss:median'"),
-        (b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":NaN}}', "not a valid ChunkAnswer"),
-        (b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":1e999}}', "not a valid ChunkAnswer"),
-        (b'{"items":3,"metrics":{"loss:sum":1.0,"tokens:sum":1},"more":1}', "not a valid ChunkAnswer"),
+        (b'{"items":2,"nats":1.0,"tokens":9}', "counts 2 examples in a chunk of 3"),
+        (b'{"items":3,"nats":NaN,"tokens":9}', "not a valid ChunkAnswer"),
+        (b'{"items":3,"nats":1.0,"tokens":9,"more":1}', "not a valid ChunkAnswer"),
     ],
 )
 async def test_answer_of_another_shape_fails_the_step_and_the_client_goes_on(body: bytes, message: str) -> None:

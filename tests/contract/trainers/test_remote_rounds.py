@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from epochal.batching.chunking.policies import NUMBERS
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import TrainerFailed
 from epochal.trainers.remote import remote_trainer as remote_trainer
@@ -20,12 +19,9 @@ from tests.support.drive.served_training import (
     Faults,
     HandClock,
     assert_close,
-    client_of,
     local,
     remote,
-    remote_at,
     samples,
-    service,
     train,
 )
 from tests.support.models.local_training import bytes_of
@@ -40,20 +36,9 @@ async def test_remote_round_is_the_local_one_however_it_is_cut(limits: ServiceLi
     assert_close(found, await train(local(), data))
     chunks = {1024: 3, 4: 12, 1: 40}[limits.items]
     metrics = trainer.metrics
-    assert (metrics.batches, metrics.items, metrics.chunks, metrics.splits) == (3, 40, chunks, 0)
+    assert (metrics.local_steps, metrics.items, metrics.chunks) == (3, 40, chunks)
     assert len(faults.keys) == len(set(faults.keys)) == chunks
-    tokens = sum(len(tokens) for tokens, _ in data)
-    assert metrics.estimated_bytes == 10 * 2 * tokens
-    assert metrics.requests == 1 + 1 + chunks + 3 + 1
     assert metrics.wire_bytes > 0
-
-
-async def test_older_policy_cuts_by_numbers() -> None:
-    data = samples(300)
-    async with service() as (url, _), remote_at(client_of(url), policy=NUMBERS) as trainer:
-        await train(trainer, data, 1)  # the service takes 1,024 items, the policy 128
-    assert trainer.metrics.chunks == 3
-    assert trainer.metrics.estimated_bytes == 2 * sum(len(tokens) for tokens, _ in data)
 
 
 async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
@@ -81,13 +66,6 @@ async def test_inner_state_outlives_a_round_that_could_not_begin() -> None:
             there.commit_inner_state()
             with pytest.raises(TrainerFailed, match="tensors"):
                 await train(there, data, start=bad)
-
-
-async def test_chunk_that_is_too_large_for_the_wire_is_split_and_counted_once() -> None:
-    data = samples(20)
-    async with remote(limits=ServiceLimits(items=20, size=10**6, wire_bytes=600)) as (trainer, _):
-        assert_close(await train(trainer, data, 1), await train(local(), data, 1))
-    assert trainer.metrics.splits > 1
 
 
 async def test_requests_under_way_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,11 +109,9 @@ async def remote(inner_state: Any = "reset", **options: Any) -> AsyncIterator[tu
 
 
 @contextlib.asynccontextmanager
-async def remote_at(
-    client: TrainingServiceClient, inner_state: Any = "reset", **options: Any
-) -> AsyncIterator[RemoteTrainer]:
+async def remote_at(client: TrainingServiceClient, inner_state: Any = "reset") -> AsyncIterator[RemoteTrainer]:
     """A remote trainer that uses this client."""
-    trainer = RemoteTrainer(client, MODEL, SessionRequest(SPEC, ADAMW, inner_state), InlineWorker(), **options)
+    trainer = RemoteTrainer(client, MODEL, SessionRequest(SPEC, ADAMW, inner_state), InlineWorker())
     try:
         yield trainer
     finally:

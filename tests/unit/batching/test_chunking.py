@@ -89,7 +89,7 @@ def test_estimates_count_numbers_tenfold_and_images_by_their_bytes() -> None:
     chunks = (
         EncodedTextChunk([1, 2, 3]),
         ImageChunk(bytes(2_000_000)),
-        ImageAssetPointerChunk("asset://é.png"),
+        ImageAssetPointerChunk("anchor://é.png"),
         EncodedTextChunk(np.arange(4)),
     )
     datum = Datum(ModelInput(chunks), {"target_tokens": TensorData([1, 2]), "weights": TensorData(np.zeros(3))})

@@ -9,55 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.batching.chunking.column_chunks import Rows
-from epochal.batching.chunking.policies import BYTES, NUMBERS, ChunkLimits, ChunkPolicy
 from epochal.batching.micro_batches import Example
-from epochal.state.errors import InvalidDocument, InvalidInput, Refused, TrainerFailed
-from epochal.trainers.remote.remote_trainer import limits_of
+from epochal.state.errors import InvalidDocument, InvalidInput, Refused
 from epochal.trainers.remote.service_messages import (
-    ChunkAnswer,
-    ServiceLimits,
     batch_of,
-    combined,
     decode_examples,
     encode_examples,
 )
 from tests.support.drive.served_training import client_of, rows_of
-
-
-def test_outputs_combine_as_their_reductions_say() -> None:
-    answers = [
-        ChunkAnswer(3, {"a:mean": 1.0, "b:sum": 1.0, "c:min": 5.0, "d:max": 5.0}),
-        ChunkAnswer(1, {"a:mean": 5.0, "b:sum": 2.0, "c:min": 4.0, "d:max": 6.0}),
-    ]
-    assert combined(answers) == {"a:mean": 2.0, "b:sum": 3.0, "c:min": 4.0, "d:max": 6.0}
-    assert combined([]) == {}
-
-
-@pytest.mark.parametrize("key", ["a:median", "loss", "a:"])
-def test_output_of_an_unknown_reduction_is_an_error(key: str) -> None:
-    with pytest.raises(TrainerFailed, match=r"allowed: NAME:mean, :sum, :min or :max"):
-        combined([ChunkAnswer(1, {key: 1.0})])
-
-
-def test_output_that_only_some_answers_have_is_an_error() -> None:
-    with pytest.raises(TrainerFailed, match="only some answers"):
-        combined([ChunkAnswer(3, {"a:mean": 1.0}), ChunkAnswer(1, {})])
-
-
-@pytest.mark.parametrize(
-    ("policy", "served", "limits"),
-    [
-        (BYTES, ServiceLimits(2048, 9_000_000), ChunkLimits(2048, 9_000_000)),
-        (BYTES, ServiceLimits(4, 100), ChunkLimits(4, 100)),
-        (NUMBERS, ServiceLimits(1024, 5_000_000), ChunkLimits(128, 500_000)),
-        (NUMBERS, ServiceLimits(4, 100), ChunkLimits(4, 10)),
-        (NUMBERS, ServiceLimits(4, 3), ChunkLimits(4, 1)),
-    ],
-)
-def test_limits_are_the_services_as_the_policy_measures_them(
-    policy: ChunkPolicy, served: ServiceLimits, limits: ChunkLimits
-) -> None:
-    assert limits_of(policy, served) == limits
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.booleans()), min_size=1, max_size=8))

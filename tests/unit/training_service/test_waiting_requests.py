@@ -24,7 +24,7 @@ async def test_requests_beyond_the_bound_are_refused_until_one_is_answered(
     worker, goes_on = WorkerThread("arithmetic"), threading.Event()
     metrics = TrainingMetrics(CollectorRegistry())
     service = TrainingService(TrainingServiceOptions(), worker, SystemClock(), metrics)
-    session_id = service.open(SessionRequest(SPEC, None), "192.0.2.1").session_id
+    session_id = service.open(SessionRequest(SPEC, None)).session_id
     async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
         held = [tasks.create_task(service.run(session_id, lambda _: goes_on.wait(BOUND_S))) for _ in range(2)]
         await asyncio.sleep(0)  # both have begun
