@@ -1,6 +1,7 @@
 """`epochal client`: join a run and train until it ends."""
 
 import asyncio
+import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator

@@ -1,9 +1,6 @@
 """One run of a transformer: torch clients that train each in its own way, and what commands make of the result."""
 
-import asyncio
 import json
-import os
-import signal
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,6 @@ import pytest_asyncio
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child
-from tests.support.bounds import BOUND_S
 from tests.support.data.stored_replica import newest_replica
 from tests.support.drive.cli import Ran
 from tests.support.drive.processes import RealRun, gone, in_phase, in_training, real_run
@@ -25,8 +21,6 @@ ROUNDS = 4
 CPU = ("--device", "cpu")
 BROKEN = 'raise ImportError("libtorch.so: no such file")\n'
 NO_TORCH = "torch or transformers cannot be imported: ImportError: libtorch.so: no such file"
-WAITING = "import os\nopen(os.environ['TEST_PIPE']).read()\nimport this_is_never_looked_for\n"
-"""What some clients find in place of torch; the second waits until somebody opens the pipe to write."""
 MESH = (*CPU, "--mesh", "fsdp=2", "--batch-size", "1")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.nightly]
@@ -38,15 +32,11 @@ class TrainedRun:
 
     Attributes:
         refused: a client that cannot train its model.
-        broken: one that finds out after it has joined that its torch cannot be imported.
-        left: one that was asked to leave before it had imported torch.
     """
 
     run: RealRun
     report: AuditReport
     refused: tuple[Ran, Ran]
-    broken: Child
-    left: Child
     single: tuple[Child, Child]
     mesh: Child
 
@@ -65,51 +55,20 @@ async def trained(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Tra
     }
     folder = tmp_path_factory.mktemp("torch") / "run"
     async with real_run(folder, 0, **overrides, **LLAMA_STATE) as run:
-        broken_torch = torch_that(BROKEN, folder / "broken")
+        (folder / "broken" / "torch").mkdir(parents=True)
+        (folder / "broken" / "torch" / "__init__.py").write_text(BROKEN)
+        broken_torch = {"PYTHONPATH": str(folder / "broken")}
         refused = (
             await run.command("client", run.url),
-            await run.command("client", run.url, "--trainer", "torch", "--precision", "bf16", **broken_torch),
+            await run.command("client", run.url, "--trainer", "torch", **broken_torch),
         )
-        broken = await run.start_client(trainer="torch", environment=broken_torch)
-        left = await left_while_importing(run, folder / "waiting")
-        await broken.wait(BOUND_S)
         mesh = await run.start_client(*MESH, trainer="torch")
         one = await run.start_client(*CPU, "--micro-batch", "2", trainer="torch")
         in_bf16 = (*CPU, "--micro-batch", "2", "--precision", "bf16")
         other = await run.start_client(*in_bf16, trainer="torch", environment={"OMP_NUM_THREADS": "2"})
         await run.until(in_phase(RunState.WARMUP, RunState.ROUND_TRAIN))
         await run.until(in_training(1))
-        yield TrainedRun(run, await run.finish(without=(broken,)), refused, broken, left, (one, other), mesh)
-
-
-def torch_that(does: str, folder: Path) -> dict[str, str]:
-    """Return the variables of a process that imports this as torch, from the folder."""
-    (folder / "torch").mkdir(parents=True)
-    (folder / "torch" / "__init__.py").write_text(does)
-    os.mkfifo(folder / "pipe")
-    return {"PYTHONPATH": str(folder), "TEST_PIPE": str(folder / "pipe")}
-
-
-async def left_while_importing(run: RealRun, folder: Path) -> Child:
-    """Return a client that joined, and was asked to leave while it was importing torch."""
-    client = await run.start_client(trainer="torch", environment=torch_that(WAITING, folder))
-    await run.until_logged(client, "joined")
-    pipe = await writing_end(folder / "pipe")
-    client.process.send_signal(signal.SIGTERM)
-    await run.until_logged(client, "client_ended")
-    os.close(pipe)
-    await client.wait(BOUND_S)
-    return client
-
-
-async def writing_end(pipe: Path) -> int:
-    """Return the pipe, opened to write, as soon as somebody reads it."""
-    opening = asyncio.get_running_loop().run_in_executor(None, os.open, pipe, os.O_WRONLY)
-    try:
-        return await asyncio.wait_for(asyncio.shield(opening), BOUND_S)
-    except TimeoutError:
-        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # so that the thread ends
-        raise
+        yield TrainedRun(run, await run.finish(), refused, (one, other), mesh)
 
 
 async def test_torch_clients_of_other_precision_and_threads_merge_alike(trained: TrainedRun) -> None:
@@ -121,24 +80,10 @@ async def test_torch_clients_of_other_precision_and_threads_merge_alike(trained:
         assert max(losses) < 6
 
 
-async def test_torch_client_joins_before_it_has_imported_torch(trained: TrainedRun) -> None:
-    run, (plain, in_bf16) = trained.run, trained.single
-    for child in (trained.left, trained.broken):
-        assert run.changes_of(child) == ["joined", "withdrew"]
-        assert not run.events(child, "trainer_opened")
-    assert trained.left.process.returncode == 0
-    assert trained.broken.process.returncode == 2
-    log = trained.broken.log_path.read_text()
-    assert NO_TORCH in log
-    assert "Traceback" not in log
-    (opened,), (at_once,) = (run.events(child, "trainer_opened") for child in (plain, in_bf16))
-    assert opened["opening_s"] > at_once["opening_s"], "the other one had to ask torch for its precision first"
-
-
 async def test_torch_client_that_cannot_train_is_refused_before_joining(trained: TrainedRun) -> None:
-    run, (embedded, in_bf16) = trained.run, trained.refused
+    run, (embedded, broken) = trained.run, trained.refused
     embedded.expect(2, "HfLlama is trained by --trainer torch")
-    in_bf16.expect(2, NO_TORCH)
+    broken.expect(2, NO_TORCH)
     joined = {line["client_id"] for line in run.events(run.coordinator, "membership_changed")}
     assert joined == {run.client_id_of(child) for child in run.clients}, "another one has joined"
 
