@@ -8,7 +8,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from epochal.cli.options.durations import shown_duration
+from epochal.cli.durations import shown_duration
 from epochal.runtime.long_work import BYTES, LongWork
 from epochal.runtime.visible_text import visible
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from epochal.cli.durations import parse_duration, shown_duration
 from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.durations import parse_duration, shown_duration
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import revoke_invitation

@@ -92,7 +92,7 @@ async def test_invitations_and_notices_move_with_the_run(tmp_path: Path, databas
     async with operated.at(back) as (run, operator):
         assert await kept(run) == notice
         assert [await joins(run, number, code) for number in (2, 3, 4)] == ["joined", "joined", "access-denied"]
-        assert (await back_up(str(back), tmp_path / "copy", lambda _: None)).problems == ()
+        await back_up(str(back), tmp_path / "copy", lambda _: None)
     async with operated.at(tmp_path / "copy", is_restored=True) as (run, operator):
         assert await kept(run) == notice
         assert [await joins(run, number, code) for number in (1, 4)] == ["joined", "access-denied"]
@@ -113,7 +113,7 @@ async def test_admitted_keys_move_with_the_run(tmp_path: Path, database_server: 
         assert [await joins(run, number) for number in (1, 2)] == ["joined", "access-denied"]
         await operator.remove_key(first)
         await operator.admit_key(second)
-    assert (await back_up(there, tmp_path / "copy", lambda _: None)).problems == ()
+    await back_up(there, tmp_path / "copy", lambda _: None)
     await moved(there, back)
     for store, is_restored in ((back, False), (tmp_path / "copy", True)):
         async with operated.at(store, is_restored=is_restored) as (run, operator):
