@@ -40,11 +40,10 @@ class AheadLimits:
     timeout_s: float
 
     @classmethod
-    def of(cls, state: StateFile, provider: DataProvider, max_bytes: int | None = None) -> "AheadLimits":
-        """Return the limits of a run, or the same with other `max_bytes`; 0 where the samples are at hand anyway."""
-        allowed = state.client.ahead_bytes if max_bytes is None else max_bytes
+    def of(cls, state: StateFile, provider: DataProvider) -> "AheadLimits":
+        """Return the limits of a run; 0 bytes where the samples are at hand anyway."""
         sample_bytes = state.model.LLM.max_seq_len * LARGEST_TOKEN_BYTES
-        return cls(0 if is_at_hand(provider) else allowed, sample_bytes, state.client.fetch_timeout_s)
+        return cls(0 if is_at_hand(provider) else state.client.ahead_bytes, sample_bytes, state.client.fetch_timeout_s)
 
 
 def is_at_hand(provider: DataProvider) -> bool:

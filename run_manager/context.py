@@ -49,8 +49,6 @@ class ClientDependencies:
         permissions: what the run's documents may use of this machine.
         check_trainer: raises an error that ends the client before it joins, if its trainer cannot train the run of this
             state file and model; the model may lack parts that only the run's first checkpoint has.
-        ahead_bytes: maximum size of the samples that are fetched ahead of their round; None for the limit of the
-            state file.
     """
 
     retry_policy: RetryPolicy
@@ -61,7 +59,6 @@ class ClientDependencies:
     spool_folder: Path
     permissions: Permissions
     check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
-    ahead_bytes: int | None = None
 
 
 class FollowedConfig:

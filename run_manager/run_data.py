@@ -96,7 +96,7 @@ class RunData:
 
     def ahead_limits(self) -> AheadLimits:
         """Return how much is fetched ahead."""
-        return AheadLimits.of(self._config.state, self.provider, self._dependencies.ahead_bytes)
+        return AheadLimits.of(self._config.state, self.provider)
 
     def requests_of(self, assigned: Sequence[BatchId]) -> Iterator[DataIds]:
         """Return the requests for the samples of these batches."""

@@ -32,7 +32,9 @@ SHUFFLE_SEED = [170] * 32
 
 
 @contextlib.asynccontextmanager
-async def _run_over_http(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess, tuple[str, ...]]]:
+async def _run_over_http(
+    folder: Path, client: dict[str, int]
+) -> AsyncIterator[tuple[CoordinatorProcess, tuple[str, ...]]]:
     """Yield a coordinator whose run's data are behind the relay, and further arguments of its clients."""
     data = folder / "data"
     with nginx(folder / "nginx", data) as server:
@@ -40,18 +42,20 @@ async def _run_over_http(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess
             urls = [f"http://127.0.0.1:{relayed}/data/{file.name}" for file in sorted(data.glob("*.bin"))]
             shuffle = {"Seeded": SHUFFLE_SEED}
             location = {"location": {"Urls": urls}, "token_size_in_bytes": "TwoBytes", "shuffle": shuffle}
-            async with coordinator_of(_state({"Http": location}), folder) as process:
+            async with coordinator_of(_state({"Http": location}, client), folder) as process:
                 yield process, ()
 
 
 @contextlib.asynccontextmanager
-async def _run_over_tcp(folder: Path) -> AsyncIterator[tuple[CoordinatorProcess, tuple[str, ...]]]:
+async def _run_over_tcp(
+    folder: Path, client: dict[str, int]
+) -> AsyncIterator[tuple[CoordinatorProcess, tuple[str, ...]]]:
     """Yield the same with a data server behind the relay."""
     config, port = folder / "data.toml", free_port()
     length = EMBEDDED_DEMO.tables()["model"]["LLM"]["max_seq_len"]
     described = {"dir": "data", "token_size": "TwoBytes", "seq_len": length, "shuffle_seed": SHUFFLE_SEED}
     config.write_text(tomli_w.dumps(described), encoding="utf-8")
-    async with coordinator_of(_state({"Server": f"127.0.0.1:{port}"}), folder) as process:
+    async with coordinator_of(_state({"Server": f"127.0.0.1:{port}"}, client), folder) as process:
         command = ("data-server", str(config), "--coordinator", process.url, "--port", str(port))
         server = await process.children.start("data-server", *command)
         assert server.process.stdout is not None
@@ -66,9 +70,9 @@ RUNS = {"the TCP data server": _run_over_tcp, "HTTP (nginx)": _run_over_http}
 """By source of the data."""
 
 
-def _state(location: object) -> str:
+def _state(location: object, client: dict[str, int]) -> str:
     """Return the demo's state file: its rounds, all in one epoch."""
-    tables = EMBEDDED_DEMO.tables()
+    tables = EMBEDDED_DEMO.tables() | {"client": client}
     tables["config"] |= {
         "total_steps": ROUNDS,
         "epoch_time": 600,
@@ -82,17 +86,17 @@ def _state(location: object) -> str:
     return tomli_w.dumps(tables)
 
 
-async def waits_of(folder: Path, source: str, *arguments: str) -> list[float]:
+async def waits_of(folder: Path, source: str, limits: dict[str, int]) -> list[float]:
     """Return the seconds that each trainer waited for samples in each measured round.
 
     Args:
         folder: for everything; the data are in `folder / "data"`.
         source: a key of `RUNS`.
-        arguments: further ones of `epochal client`.
+        limits: the state file's table `client`.
     """
-    async with RUNS[source](folder) as (process, further):
+    async with RUNS[source](folder, limits) as (process, further):
         clients = [
-            await process.children.start(f"client-{number}", "client", process.url, *further, *arguments)
+            await process.children.start(f"client-{number}", "client", process.url, *further)
             for number in range(CLIENTS)
         ]
         for client in clients:
@@ -108,11 +112,11 @@ async def measure(folder: Path) -> list[Figure]:
     figures = []
     for number, source in enumerate(RUNS):
         means_ms = []
-        for name, arguments in (("ahead", ()), ("not-ahead", ("--ahead-bytes", "0"))):
+        for name, limits in (("ahead", {}), ("not-ahead", {"ahead_bytes": 0})):
             own = folder / f"{number}-{name}"
             write_demo_data(own / "data")
-            means_ms.append(statistics.mean(await waits_of(own, source, *arguments)) * 1000)
+            means_ms.append(statistics.mean(await waits_of(own, source, limits)) * 1000)
         ahead_ms, bare_ms = means_ms
         title = f"a round's wait for data, {source}, {ROUND_TRIP_S * 1000:.0f} ms away, fetched ahead"
-        figures.append(Figure(title, ahead_ms, "ms", "", bare_ms, "the same with --ahead-bytes 0", 1))
+        figures.append(Figure(title, ahead_ms, "ms", "", bare_ms, "the same with ahead_bytes = 0", 1))
     return figures

@@ -71,9 +71,6 @@ COMMANDS = {
     "operate.audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
-    "show.plot:plot": (
-        "Draw a run's loss, members, throughput, bytes, waits and its last round as SVG and PNG (epochal\\[plot])."
-    ),
     "show.report:report": (
         "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
     ),

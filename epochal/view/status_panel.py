@@ -1,14 +1,10 @@
 """A run in a terminal: a panel that is redrawn as the run progresses, or one line."""
 
-import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -211,7 +207,7 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     part_column = ("part",) * has_parts
     columns = ("client", *names_column, "state", "trainer", "share", *part_column, "last loss", *waits_column, "heard")
     for column in (*columns, *missed_columns):
-        table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"))
+        table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"), overflow="fold")
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.rest_s is not None:
@@ -221,7 +217,7 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
         waits = ("" if member.data_wait is None else f"{member.data_wait:.0%}",) * has_waits
-        name = (_Name(visible(member.name)),) * len(names_column)
+        name = (Text(visible(member.name)),) * len(names_column)
         lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
         part = (f"{member.part:.0%}{lowered}",) * has_parts
         table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, heard, *missed)
@@ -229,23 +225,6 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     if total > shown:
         table.add_row(f"… {total - shown} more")
     return table
-
-
-@dataclass(frozen=True, slots=True)
-class _Name:
-    """A member's name: one too long for its column continues below, after a space or a hyphen."""
-
-    text: str
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        longest = max(map(cell_len, self._lines(1, breaks_words=False)), default=0)
-        return Measurement(longest, cell_len(self.text)).with_maximum(options.max_width)
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Text("\n".join(self._lines(options.max_width, breaks_words=True)))
-
-    def _lines(self, width: int, *, breaks_words: bool) -> list[str]:
-        return textwrap.wrap(self.text, width, break_long_words=breaks_words, break_on_hyphens=True)
 
 
 def status_line(status: RunStatus) -> str:

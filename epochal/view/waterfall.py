@@ -42,14 +42,12 @@ class Waterfall:
     Attributes:
         note: says what is seen, for who cannot see it.
         ends_s: length of the round in seconds.
-        name: of its file.
     """
 
     title: str
     note: str
     rows: tuple[BarRow, ...]
     ends_s: float
-    name: str = "waterfall"
 
 
 def waterfall(detail: RoundDetail, names: dict[str, str]) -> Waterfall:

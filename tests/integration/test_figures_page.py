@@ -36,13 +36,13 @@ async def test_commands_do_what_the_page_says(tmp_path: Path, monkeypatch: pytes
     lines = [
         shlex.split(line) for block in written("bash") for line in block.splitlines() if line.startswith("epochal")
     ]
-    assert [words[1] for words in lines] == ["watch", "plot", "report"]
+    assert [words[1] for words in lines] == ["watch", "report"]
     async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / STORE, **ENDS) as run:
         await run.play(2)
         for words in lines:
             arguments = [run.url if word == URL else word for word in words[1:]]
             (await run_main_in_thread(*arguments, environment={})).expect(0)
-    for pattern in ("logs/*/events*", "plots/loss.svg", "report.html"):
+    for pattern in ("logs/*/events*", "report.html"):
         assert files(tmp_path, pattern), pattern
     (rows,) = files(tmp_path, "run.jsonl")
     assert rows.count(b"\n") == 2

@@ -15,17 +15,7 @@ from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.permissions import Permissions
-from epochal.state.config.state_file import MAX_AHEAD_BYTES
 
-AheadBytesOption = Annotated[
-    int | None,
-    typer.Option(
-        min=0,
-        max=MAX_AHEAD_BYTES,
-        help="Maximum size of the samples that are fetched ahead of their round; 0: none."
-        " Default: as the state file says.",
-    ),
-]
 DataOption = Annotated[
     str | None,
     typer.Option(

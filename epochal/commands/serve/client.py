@@ -15,7 +15,6 @@ import typer
 from epochal import __version__
 from epochal.batching.mesh.layout import parse_mesh
 from epochal.cli.options.client_data import (
-    AheadBytesOption,
     CacheBytesOption,
     CacheOption,
     DataChoice,
@@ -181,7 +180,6 @@ def client(
     leave_bound_s: LeaveOption = LEAVE_BOUND_S,
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
-    ahead_bytes: AheadBytesOption = None,
     spool: SpoolOption = None,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
@@ -203,7 +201,6 @@ def client(
     own_trainer = ClientTrainer(trainer, options, mesh_options)
     dependencies = replace(
         _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
-        ahead_bytes=ahead_bytes,
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)

@@ -1,1 +1,1 @@
-"""A run in figures: charts for a paper or an issue (`epochal plot`), and one page with all of it (`epochal report`)."""
+"""A run in figures: one page with all of it (`epochal report`), and the charts in it."""

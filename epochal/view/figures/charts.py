@@ -37,12 +37,10 @@ class LineChart:
     """Curves over the rounds.
 
     Attributes:
-        name: of its file.
         note: says what is seen, for who cannot see it.
         from_zero: whether the y axis begins at 0.
     """
 
-    name: str
     title: str
     note: str
     x_label: str
@@ -81,7 +79,6 @@ def _loss(record: RunRecord, rows: Sequence[RoundFigures]) -> LineChart:
         lines.append(Line(f"evaluated: {shortened(name)}", *_columns(placed), has_marks=len(placed) <= MAX_MARKS))
     last = next((row.loss for row in reversed(record.rows) if row.loss is not None), math.nan)
     return LineChart(
-        "loss",
         "Loss",
         f"training loss over {len(xs)} points, {last:.4g} nats per token at the end",
         "round",
@@ -124,7 +121,7 @@ def _members(rows: Sequence[RoundFigures]) -> LineChart:
         Line("with work", xs, tuple(float(row.clients) for row in rows)),
     )
     most = max(row.members for row in rows)
-    return LineChart("members", "Members", f"{rows[-1].members} at the end, at most {most}", "round", "clients", lines)
+    return LineChart("Members", f"{rows[-1].members} at the end, at most {most}", "round", "clients", lines)
 
 
 def _throughput(rows: Sequence[RoundFigures]) -> LineChart:
@@ -133,7 +130,6 @@ def _throughput(rows: Sequence[RoundFigures]) -> LineChart:
     known = [speed for speed in speeds if not math.isnan(speed)]
     mean = sum(known) / len(known) if known else math.nan
     return LineChart(
-        "throughput",
         "Throughput",
         f"tokens applied per second of each round, {mean:,.0f} in the mean",
         "round",
@@ -146,7 +142,6 @@ def _traffic(rows: Sequence[RoundFigures]) -> LineChart:
     xs = _ends(rows)
     sizes = tuple(row.result_bytes / row.rounds / MB for row in rows)
     return LineChart(
-        "bytes",
         "Results",
         f"size of a round's checked results, {sizes[-1]:.3g} MB at the end",
         "round",
@@ -170,4 +165,4 @@ def _waits(rows: Sequence[RoundFigures]) -> LineChart:
     )
     whole = (rows[-1].train_s + rows[-1].witness_s) / rows[-1].rounds
     note = f"seconds that each round waited, and for what; the last took {whole:.3g} s"
-    return LineChart("waits", "Where rounds wait", note, "round", "seconds in a round", lines)
+    return LineChart("Where rounds wait", note, "round", "seconds in a round", lines)

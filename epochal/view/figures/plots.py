@@ -1,4 +1,4 @@
-"""Charts drawn by matplotlib (`epochal[plot]`): as files for a paper or an issue, and as pictures for a page.
+"""Charts drawn by matplotlib (`epochal[plot]`) as pictures for a page.
 
 The same record gives the same bytes with the same matplotlib: no dates, no random ids.
 """
@@ -7,18 +7,13 @@ import importlib.util
 import io
 import math
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from epochal.runtime.files.durable_files import replace_file
-from epochal.state.errors import ExtraMissing
 from epochal.view.figures.charts import Chart, LineChart
 from epochal.view.waterfall import PART_WORDS, Waterfall
 
 SIZE_IN = (6.4, 3.4)
 ROW_IN = 0.26
-DPI = 200
 MAX_DRAWN = 1e30
 """Greater values are not drawn: absurd ones that a client has claimed."""
 COLOURS = (
@@ -39,50 +34,25 @@ SETTINGS: dict[Any, Any] = {
 }
 
 
-def ensure_matplotlib(purpose: str) -> None:
-    """Raise `ExtraMissing` unless matplotlib is installed."""
-    if not has_matplotlib():
-        raise ExtraMissing(f"{purpose} needs matplotlib: pip install 'epochal[plot]'")
-
-
 def has_matplotlib() -> bool:
     """Return whether charts can be drawn."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw_files(charts: tuple[Chart, ...], folder: Path) -> list[Path]:
-    """Write each chart as SVG and as PNG into a folder, and return the files.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    written = []
-    for chart in charts:
-        for kind, data in drawn(chart, "svg", "png"):
-            path = folder / f"{chart.name}.{kind}"
-            replace_file(path, data)
-            written.append(path)
-    return written
-
-
-def drawn(chart: Chart, *kinds: str) -> Iterator[tuple[str, bytes]]:
-    """Yield a chart as each of these kinds of file, which are `svg` and `png`."""
+def drawn(chart: Chart) -> bytes:
+    """Return a chart as SVG."""
     import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    metadata = {"svg": {"Date": None, "Creator": None}, "png": {"Software": None}}
     with mpl.rc_context(), warnings.catch_warnings():
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # names are in any script
         figure = Figure(figsize=_size(chart), layout="constrained")
-        FigureCanvasAgg(figure)
         _draw(figure.add_subplot(), chart)
-        for kind in kinds:
-            data = io.BytesIO()
-            figure.savefig(data, format=kind, dpi=DPI, metadata=metadata[kind])
-            yield kind, data.getvalue()
+        data = io.BytesIO()
+        figure.savefig(data, format="svg", metadata={"Date": None, "Creator": None})
+        return data.getvalue()
 
 
 def _size(chart: Chart) -> tuple[float, float]:

@@ -23,7 +23,6 @@ from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
-from epochal.state.shown.glossary import time_label
 from epochal.view.figures.charts import Chart, charts_of
 from epochal.view.figures.plots import drawn, has_matplotlib
 from epochal.view.figures.run_record import RunRecord
@@ -99,7 +98,6 @@ def _body(record: RunRecord) -> Iterator[str]:
         yield from map(_figure, charts_of(record))
     else:
         yield f'<p class="noted">{NO_CHARTS}</p>'
-    yield from _time(record)
     yield from _audit(record.audit)
     yield from _members(record)
     yield "<h2>Configuration</h2><p class=quiet>As clients read it: without access and notices.</p>"
@@ -107,12 +105,11 @@ def _body(record: RunRecord) -> Iterator[str]:
 
 
 def _figure(chart: Chart) -> str:
-    ((_, svg),) = drawn(chart, "svg")
     what = "the clients of one round" if isinstance(chart, Waterfall) else chart.y_label
     caption = f"{_text(what)}: {_text(chart.note)}"
     return (
         f'<figure><h2>{_text(chart.title)}</h2><div class=wide><img alt="{caption}" '
-        f'src="data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"></div>'
+        f'src="data:image/svg+xml;base64,{base64.b64encode(drawn(chart)).decode()}"></div>'
         f"<figcaption>{caption}</figcaption></figure>"
     )
 
@@ -136,24 +133,6 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     if rows:
         yield "time", f"{_when(rows[0].started_s)} to {_when(rows[-1].ended_s)}"
     yield "lineage", record.lineage
-
-
-def _time(record: RunRecord) -> Iterator[str]:
-    """Yield where the time of the last rounds went."""
-    found = record.explanation
-    if found.parts:
-        rows = (
-            (time_label(part.kind), _client(part.client_id, part.name), f"{part.seconds:.2f}", f"{part.share:.0%}")
-            for part in found.parts
-        )
-        yield f"<h2>Where the time went</h2><p>Of the last {found.rounds} rounds, along their critical path.</p>"
-        yield _rows(("part", "client", "seconds", "share"), rows, text_columns=2)
-
-
-def _client(client_id: str | None, name: str) -> str:
-    if client_id is None:
-        return "everybody"
-    return f"{client_id[:12]} “{name}”" if name else client_id[:12]
 
 
 def _audit(audit: AuditReport | None) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`epochal report` and `epochal plot`: a run as one page and as files, from its store and from its coordinator."""
+"""`epochal report`: a run as one page, from its store and from its coordinator."""
 
 import asyncio
 import sys
@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from epochal.state.wire import ClientId
 from epochal.view.figures.charts import MAX_MARKS, LineChart, charts_of, smoothed
-from epochal.view.figures.plots import draw_files
 from epochal.view.figures.report_page import report_html
 from epochal.view.figures.run_record import RunRecord, read_record
 from epochal.view.waterfall import waterfall
@@ -23,7 +22,7 @@ from tests.support.data.recorded_run import evaluated, hostile, recorded_run
 from tests.support.drive.cli import run_main, run_main_in_thread
 from tests.support.drive.restarted_run import restarted_run
 
-NAMES = ["loss", "members", "throughput", "bytes", "waits", "waterfall"]
+CHARTS = 6
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -76,7 +75,7 @@ async def test_report_has_all_of_the_run(record: RunRecord) -> None:
         assert expected in page.text, expected
     assert "[access]" not in page.text
     assert page.tags.isdisjoint({"script", "link", "iframe", "object", "a"})
-    assert page.pictures == ["data:image/svg+xml;base64"] * len(NAMES)
+    assert page.pictures == ["data:image/svg+xml;base64"] * CHARTS
 
 
 async def test_report_without_matplotlib_says_what_is_missing(
@@ -86,11 +85,6 @@ async def test_report_without_matplotlib_says_what_is_missing(
     page = Read(report_html(record))
     assert "The charts are missing, because they need matplotlib: pip install 'epochal[plot]'" in page.text
     assert (page.pictures, "All checks passed." in page.text) == ([], True)
-
-
-def test_plot_without_matplotlib_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    run_main("plot", str(folder), "--out", "plots").expect(2, "epochal plot needs matplotlib: pip install")
 
 
 async def test_report_says_what_became_of_the_data_and_who_left(record: RunRecord) -> None:
@@ -150,8 +144,6 @@ async def test_report_of_a_run_without_rounds_is_a_page(tmp_path: Path) -> None:
     async with restarted_run(tmp_path / "run") as run:
         ran = await run_main_in_thread("report", run.url, "--out", str(tmp_path / "r.html"), environment={})
         ran.expect(0, "the report: ")
-        plotted = await run_main_in_thread("plot", run.url, "--out", str(tmp_path / "plots"), environment={})
-        plotted.expect(2, "no round of run test-run has ended yet")
     assert "nothing is known of where its time goes" in read_text(tmp_path / "r.html")
 
 
@@ -172,26 +164,6 @@ async def test_report_is_for_whom_the_dashboard_is(tmp_path: Path) -> None:
 def test_place_that_cannot_be_written_is_refused_first(folder: Path) -> None:
     run_main("report", str(folder), "--out", "/nowhere/r.html").expect(2, "--out /nowhere/r.html: allowed:")
     run_main("report", str(folder / "none")).expect(2, "epochal:")
-
-
-async def test_plot_draws_the_same_files_again(record: RunRecord, folder: Path, tmp_path: Path) -> None:
-    ran = await run_main_in_thread("plot", str(folder), "--out", str(tmp_path / "first" / "plots"), environment={})
-    ran.expect(0, "plots/waterfall.png")
-    first = contents(tmp_path / "first" / "plots")
-    assert sorted(first) == sorted(f"{name}.{kind}" for name in NAMES for kind in ("png", "svg"))
-    assert all(data.startswith(b"\x89PNG") for name, data in first.items() if name.endswith("png"))
-    charts = charts_of(record)
-    draw_files((charts[0], charts[-1]), tmp_path)
-    for name in ("loss.svg", "loss.png", "waterfall.svg", "waterfall.png"):
-        assert contents(tmp_path)[name] == first[name]
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-async def test_hostile_names_are_drawn(record: RunRecord, tmp_path: Path) -> None:
-    assert len(draw_files(charts_of(hostile(record))[-1:], tmp_path)) == 2
 
 
 async def test_waterfall_shows_the_slowest_clients_in_order(record: RunRecord) -> None:
@@ -240,8 +212,8 @@ async def test_members_with_most_tokens_come_first(record: RunRecord) -> None:
 async def test_merged_rows_stand_for_each_of_their_rounds(record: RunRecord) -> None:
     few = as_one(rows(1, 3))
     assert few.rounds == 3
-    charts = {chart.name: chart for chart in charts_of(replace(record, rows=(few, *rows(4, 4))))}
-    sizes = charts["bytes"]
+    charts = {chart.title: chart for chart in charts_of(replace(record, rows=(few, *rows(4, 4))))}
+    sizes = charts["Results"]
     assert isinstance(sizes, LineChart)
     assert sizes.lines[0].xs == (3.0, 4.0), "a point lies at its last round"
     assert sizes.lines[0].ys == (0.0021, 0.0021), "megabytes of one round"

@@ -254,8 +254,7 @@ def test_samples_at_hand_are_not_fetched_ahead() -> None:
     assert not is_at_hand(WeightedDataProvider([Weighted("a", dummy, 1), Weighted("b", far, 1)]))
     state = state_file(client={"ahead_bytes": 77})
     assert AheadLimits.of(state, far).max_bytes == 77
-    assert AheadLimits.of(state, far, 5).max_bytes == 5
-    assert AheadLimits.of(state, dummy, 5).max_bytes == 0
+    assert AheadLimits.of(state, dummy).max_bytes == 0
 
 
 def packed(first: int, count: int) -> TokenBatch:

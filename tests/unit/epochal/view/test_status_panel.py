@@ -195,17 +195,6 @@ def test_wait_of_a_run_that_stands_is_said_once(rest: str) -> None:
     assert rest.strip() in shown
 
 
-def test_names_go_on_below_after_a_space_or_a_hyphen() -> None:
-    status = status_of(3, 2.5)
-    names = ("the lab of müller", "a-long-laboratory-name-of-32-char", "short")
-    members = (replace(member, name=name) for member, name in zip(status.members, names, strict=True))
-    shown = shown_at_80(replace(status, members=tuple(members)))
-    parts = [part for name in names for part in name.replace("-", "- ").split()]
-    assert [part for part in parts if part not in shown] == []
-    assert "…" not in shown
-    assert shown.count("in round") == shown.count("0.25 of 1") == shown.count("0 s ago") == 3
-
-
 def test_name_without_a_place_to_break_is_shown_whole() -> None:
     status = status_of(1, 2.5)
     shown = shown_at_80(replace(status, members=(replace(status.members[0], name="x" * 32),)))
