@@ -35,7 +35,12 @@ MicroBatchOption = Annotated[
 
 
 def torch_options(
-    device: str | None, precision: str | None, attention: str | None, micro_batch: str | None, *, compiles: bool
+    device: str | None,
+    precision: str | None,
+    attention: str | None = None,
+    micro_batch: str | None = None,
+    *,
+    compiles: bool = False,
 ) -> TorchOptions | None:
     """Return the options, or None if not one of them is given.
 

@@ -3,14 +3,17 @@
 import asyncio
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from epochal.cli.options.admin_token import AdminToken, given_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument
+from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
 from epochal.coordinator.proof.audit import audit_store
-from epochal.state.errors import InvalidInput
+from epochal.runtime.http.redacted_urls import without_password
+from epochal.runtime.retry import RetryPolicy
+from epochal.state.errors import EpochalError, InvalidInput
 from epochal.view.check_report import print_checks
 
 
@@ -43,24 +46,32 @@ def audit(
         fields = asdict(report)
         print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
     if record or (record is None and given_token(admin_token) is not None):
-        from epochal.tools.checkpoints.run_address import RunAddress
-
-        obstacle = asyncio.run(_recorded(RunAddress(store, admin_token, tls_ca), asdict(report)))
+        obstacle = asyncio.run(_recorded(store, given_token(admin_token), tls_ca, asdict(report)))
         if obstacle and record:
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
     raise typer.Exit(0 if report.passed else 1)
 
 
-async def _recorded(address: Any, fields: dict[str, Any]) -> str:
-    """Report an audit to the run's coordinator; return why that is not possible, or ""."""
+async def _recorded(store: str, token: str | None, tls_ca: Path | None, fields: dict[str, Any]) -> str:
+    """Report an audit to the coordinator that serves a store's run; return why that is not possible, or ""."""
     from epochal.coordinator.store.open import open_store_reader
+    from epochal.coordinator_client.viewer_client import ViewerClient
     from epochal.state.messages.audit_reports import AuditRecord
     from epochal.tools.checkpoints.readable_run import StoredRun
 
-    async with address.operating(StoredRun(open_store_reader(address.place))) as (served, obstacle):
-        if served is not None:
-            operator, token = served
-            operator.use_token(token)
-            await operator.record_audit(AuditRecord.of(fields))
-    return str(obstacle)
+    run = StoredRun(open_store_reader(store))
+    url = await run.served_at()
+    if url is None:
+        return f"no coordinator serves {without_password(store)} on this machine now"
+    if token is None:
+        return f"the coordinator at {url} takes it with the admin token ({ADMIN_TOKEN_VARIABLE})"
+    try:
+        async with await ViewerClient.connect(url, RetryPolicy(attempts=1), trusted(tls_ca)) as client:
+            if not await run.is_served_by(client):
+                return f"the coordinator at {url} serves another run"
+            client.use_token(token)
+            await client.record_audit(AuditRecord.of(fields))
+    except EpochalError as error:
+        return error.message
+    return ""

@@ -1,6 +1,5 @@
 """`epochal evaluate`: the loss of a run's checkpoints on data, encoded as the run encodes them, into its history."""
 
-import contextlib
 import json
 from dataclasses import asdict
 from functools import partial
@@ -18,9 +17,7 @@ from epochal.cli.options.permission_options import (
 )
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
 from epochal.cli.options.torch_trainer import (
-    AttentionOption,
     DeviceOption,
-    MicroBatchOption,
     PrecisionOption,
     check_machine,
     torch_options,
@@ -30,6 +27,7 @@ from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.locations import parse_location
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.errors import InvalidInput
+from epochal.tools.checkpoints.readable_run import ServedRun
 from epochal.tools.checkpoints.run_address import (
     DEFAULT_RECONNECT_S,
     ReconnectOption,
@@ -77,8 +75,6 @@ def evaluate(
     ] = True,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
-    attention: AttentionOption = None,
-    micro_batch: MicroBatchOption = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -88,7 +84,7 @@ def evaluate(
     if follow and step is not None:
         raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
-    torch = torch_options(device, precision, attention, micro_batch, compiles=False)
+    torch = torch_options(device, precision)
     check_machine(torch)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     address = RunAddress(run, admin_token, tls_ca, permissions.reach)
@@ -99,14 +95,13 @@ def evaluate(
         check_place(parse_location(data))
 
     async def main() -> None:
-        async with contextlib.AsyncExitStack() as stack, address.open(policy) as found:
-            recording = address.recording(found) if record else contextlib.nullcontext((None, ""))
-            recorder, obstacle = await stack.enter_async_context(recording)
+        async with address.open(policy) as found:
+            recorder = found.record if record and isinstance(found, ServedRun) else None
             options = EvaluatorOptions(checked, recorder, partial(_show, as_json=as_json), _note)
             async with Evaluator(found, evaluation, options) as evaluator:
                 await (evaluator.follow(policy) if follow else evaluator.once(step))
-            if obstacle:
-                _note(f"not in the run's history: {obstacle}")
+            if record and recorder is None:
+                _note("not in the run's history: only its coordinator records; name its address instead of the store")
 
     run_to_end(main())
 

@@ -1,24 +1,21 @@
 """The argument that names a run, by its store or by its coordinator's address, for commands that read checkpoints."""
 
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import typer
 
-from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, given_token, required_token
+from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, required_token
 from epochal.cli.options.shared import trusted
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.token_check import check_admin_token
-from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.connections.allowed_addresses import Reach
-from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
-from epochal.state.errors import EpochalError, InvalidInput
-from epochal.state.messages.evaluation_reports import EvaluationReport
+from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.readable_run import ServedRun, StoredRun
 
 RunArgument = Annotated[
@@ -33,8 +30,6 @@ ReconnectOption = Annotated[
     typer.Option("--reconnect", min=0, help="With --follow: seconds to retry while something does not answer."),
 ]
 DEFAULT_RECONNECT_S = DEFAULT_BOUND_S
-Record: TypeAlias = Callable[[EvaluationReport], Awaitable[None]]
-"""Takes an evaluation into a run's history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,40 +62,6 @@ class RunAddress:
             run = ServedRun(client, token)
             await _check_token(run)
             yield run
-
-    @contextlib.asynccontextmanager
-    async def recording(self, run: StoredRun | ServedRun) -> AsyncIterator[tuple[Record | None, str]]:
-        """Yield a recorder of evaluations in the run's history; or None, and why its coordinator cannot be reached."""
-        if isinstance(run, ServedRun):
-            yield run.record, ""
-            return
-        async with self.operating(run) as (served, reason):
-            yield None if served is None else ServedRun(*served).record, reason
-
-    @contextlib.asynccontextmanager
-    async def operating(self, run: StoredRun) -> AsyncIterator[tuple[tuple[ViewerClient, str] | None, str]]:
-        """Yield the coordinator that serves a stored run and its admin token; or None, and why it cannot be reached."""
-        url, token = await run.served_at(), given_token(self.admin_token)
-        if url is None:
-            yield None, f"no coordinator serves {without_password(self.place)} on this machine now"
-            return
-        if token is None:
-            yield None, f"the coordinator at {url} takes it with the admin token ({ADMIN_TOKEN_VARIABLE})"
-            return
-        check_admin_token(token)
-        async with contextlib.AsyncExitStack() as stack:
-            reason, served = f"the coordinator at {url} serves another run", None
-            try:
-                connecting = ViewerClient.connect(url, RetryPolicy(attempts=1), trusted(self.tls_ca))
-                client = await stack.enter_async_context(await connecting)
-                if await run.is_served_by(client):
-                    served = client, token
-            except EpochalError as error:
-                reason = error.message
-            if served is not None:
-                await _check_token(ServedRun(*served))
-                reason = ""
-            yield served, reason
 
 
 async def _check_token(run: ServedRun) -> None:

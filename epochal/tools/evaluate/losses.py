@@ -130,8 +130,7 @@ def _split_of(state: StateFile, location: AnyLocation, split: str | None) -> str
 def _check_torch(spec: ModelSpec, options: TorchOptions | None) -> None:
     entry = ARCHITECTURES.get(spec.architecture)
     if options is not None and entry is not None and entry.trainer == NUMPY:
-        names = "--device, --precision, --attention and --micro-batch"
-        raise InvalidInput(f"{names} go with models of torch, not with {spec.architecture.value}")
+        raise InvalidInput(f"--device and --precision go with models of torch, not with {spec.architecture.value}")
 
 
 class LossComputation:
