@@ -58,28 +58,14 @@ class DatasetDescription(WireDocument):
     files: Annotated[tuple[DescribedFile, ...], Field(max_length=MAX_DESCRIBED_FILES)] = ()
     identified_by: ShortText | None = None
 
-    def lists(self, name: str) -> bool:
-        """Whether a file of this name would be among `files`, if the dataset had it."""
-        return self.file_count is not None and (
-            self.file_count == len(self.files) or (bool(self.files) and name < self.files[-1].name)
-        )
-
 
 def dataset_difference(found: DatasetDescription | None, run: DatasetDescription | None) -> str:
-    """Return a sentence on how a client's dataset differs from the run's, as far as the two descriptions show."""
+    """Return what a client's dataset and the run's are, in words, as far as they are described."""
     if found is None:
         return "the client's data provider does not describe its data"
     if run is None:
         return "no member has described the run's data yet"
-    parts = [*_differing_shapes(found, run), *_differing_files(found, run)]
-    if found.identified_by is not None and run.identified_by is not None and found.identified_by != run.identified_by:
-        parts.append(
-            f"a fingerprint over {found.identified_by}, the run's over {run.identified_by} "
-            "(the manifest of `epochal data manifest` beside the files makes the difference)"
-        )
-    if not parts:
-        return "what is described of the two is the same: files that are not listed, contents or the order differ"
-    return f"the client's data have {'; '.join(parts)}"
+    return f"the client's data are {dataset_in_words(found)}; the run's are {dataset_in_words(run)}"
 
 
 def dataset_in_words(found: DatasetDescription) -> str:
@@ -98,48 +84,7 @@ def dataset_in_words(found: DatasetDescription) -> str:
         parts.append(f"shuffled (key {found.shuffle})" if found.shuffle else "not shuffled")
     if found.identified_by is not None:
         parts.append(f"identified by {found.identified_by}")
-    parts += [f"{file.name!a} of {file.size_bytes} bytes" for file in found.files]
+    for file in found.files:
+        content = f" (content {file.content}…)" if file.content else ""
+        parts.append(f"{file.name!a} of {file.size_bytes} bytes{content}")
     return ", ".join(parts)
-
-
-def _differing_shapes(found: DatasetDescription, run: DatasetDescription) -> list[str]:
-    parts: list[str] = []
-    if found.kind != run.kind and found.files and run.files:
-        parts.append(f"{found.kind!a}, the run's {run.kind!a}")
-    for before, mine, theirs, after in (
-        ("tokens of ", found.token_size_bytes, run.token_size_bytes, " bytes"),
-        ("sequences of ", found.sequence_length, run.sequence_length, " tokens"),
-        ("", found.sample_count, run.sample_count, " samples"),
-        ("", found.file_count, run.file_count, " files"),
-        ("", found.total_bytes, run.total_bytes, " bytes in all"),
-    ):
-        if mine is not None and theirs is not None and mine != theirs:
-            parts.append(f"{before}{mine}{after}, the run's {theirs}")
-    if found.shuffle is not None and run.shuffle is not None and found.shuffle != run.shuffle:
-        parts.append(
-            "a shuffle with another key than the run's"
-            if found.shuffle and run.shuffle
-            else "a shuffle, the run's have none"
-            if found.shuffle
-            else "no shuffle, the run's have one"
-        )
-    return parts
-
-
-def _differing_files(found: DatasetDescription, run: DatasetDescription) -> list[str]:
-    mine = {file.name: file.size_bytes for file in found.files}
-    theirs = {file.name: file.size_bytes for file in run.files}
-    parts = [
-        f"{name!a} of {size} bytes, the run's of {theirs[name]}"
-        for name, size in mine.items()
-        if theirs.get(name, size) != size
-    ]
-    my_contents = {file.name: file.content for file in found.files}
-    parts += [
-        f"{file.name!a} with content {my_contents[file.name]}…, the run's with {file.content}…"
-        for file in run.files
-        if file.content and my_contents.get(file.name) not in (None, "", file.content)
-    ]
-    parts += [f"{name!a}, which the run's lack" for name in mine if name not in theirs and run.lists(name)]
-    parts += [f"no {name!a}, which the run's have" for name in theirs if name not in mine and found.lists(name)]
-    return parts

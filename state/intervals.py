@@ -144,16 +144,6 @@ def coalesce(intervals: Iterable[Kind]) -> tuple[Kind, ...]:
     return tuple(merged)
 
 
-def first_overlap(intervals: Iterable[Kind]) -> Kind | None:
-    """Return the first numbers that are in the list twice, or None when the intervals are pairwise disjoint."""
-    previous: Kind | None = None
-    for interval in sorted(intervals):
-        if previous is not None and interval.start <= previous.end:
-            return type(interval)(interval.start, min(interval.end, previous.end))
-        previous = interval
-    return None
-
-
 def subtract(intervals: Iterable[Kind], removed: Iterable[Kind]) -> tuple[Kind, ...]:
     """Return the numbers of `intervals` that are not in `removed`; the order of `intervals` is kept."""
     holes = coalesce(removed)

@@ -46,12 +46,12 @@ async def test_client_with_other_data_that_is_first_does_not_decide(tmp_path: Pa
         await run.start_client()
         warning = await run.until_logged(astray, "data_differs")  # one to one: the run waits for a third
         assert warning["level"] == "warning"
-        assert "'tokens.bin' of 2560 bytes, the run's of 1280" in warning["detail"]
+        assert "'tokens.bin' of 2560 bytes; the run's are" in warning["detail"]
         assert "This client waits" in warning["detail"]
         await run.start_client()
         await run.finish(without=(astray,))
         assert await astray.wait(BOUND_S) == 1, astray.log_tail()
-        assert "'tokens.bin' of 2560 bytes, the run's of 1280" in astray.log_tail(), "its last words say it too"
+        assert "'tokens.bin' of 2560 bytes; the run's are" in astray.log_tail(), "its last words say it too"
 
 
 @pytest.mark.nightly
@@ -76,7 +76,7 @@ async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) 
         astray = await run.start_client("--data", str(wrong))
         await run.until(in_training(2))
         late = await run.command("client", run.url, "--allow-local", str(right))
-        late.expect(1, "'tokens.bin' of 1280 bytes, the run's of 2560")
+        late.expect(1, "'tokens.bin' of 1280 bytes; the run's are")
         value = await fingerprint_of(right)
         (await run.command("fingerprint", run.url, "a guess")).expect(2, "64 hex digits")
         told = await run.command("fingerprint", run.url, value, EPOCHAL_ADMIN_TOKEN=run.admin_token)

@@ -21,7 +21,7 @@ from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, RunDocument
 from epochal.state.errors import Refused
-from epochal.state.intervals import BatchId, coalesce, first_overlap, subtract
+from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import (
     Attestation,
@@ -296,9 +296,8 @@ def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
         *(item.batch_id for item in run.work.quarantined),
         *in_round,
     )
-    doubled = first_overlap(parts)
-    if doubled is not None:
-        return f"batches {doubled} are counted twice"
+    if total_batches(parts) != total_batches(coalesce(parts)):
+        return f"batches are counted twice among {sorted(parts)}"
     first = run.state_file.first_batch
     whole = (BatchId(first, run.work.cursor - 1),) if run.work.cursor > first else ()
     missing = subtract(whole, parts)

@@ -15,7 +15,6 @@ from epochal.state.intervals import (
     DataIds,
     coalesce,
     data_index_count,
-    first_overlap,
     subtract,
     take_positions,
     total_batches,
@@ -85,16 +84,6 @@ def test_coalesce_gives_sorted_disjoint_intervals_of_the_same_set(items: list[Ba
 def test_subtract_keeps_order_and_removes_exactly_the_set(items: list[BatchId], removed: list[BatchId]) -> None:
     gone = set(batches(removed))
     assert batches(subtract(items, removed)) == [batch for batch in batches(items) if batch not in gone]
-
-
-@given(lists)
-def test_first_overlap_is_none_exactly_when_nothing_stands_twice(items: list[BatchId]) -> None:
-    found = first_overlap(items)
-    listed = batches(items)
-    doubled = {batch for batch in listed if listed.count(batch) > 1}
-    assert (found is None) == (not doubled)
-    if found is not None:
-        assert set(batches([found])) <= doubled
 
 
 @given(intervals)
