@@ -21,8 +21,9 @@ from epochal.tools.init.choices import (
     chosen_run_id,
     tokens_in_all,
 )
-from epochal.tools.init.files import NewRun, Written, files_of
+from epochal.tools.init.files import Written, files_of
 from epochal.tools.init.next_commands import next_commands
+from epochal.tools.init.run_text import NewRun
 from epochal.tools.plan.plan_text import plan_text
 from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions

@@ -89,7 +89,7 @@ def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:
             raise InvalidInput(f"--model ngram knows {BYTES_VOCABULARY} tokens, bytes; the data have {vocabulary}")
         return ChosenModel("EpochalNgram", None)
     if text in LLAMAS:
-        return ChosenModel("HfLlama", _llama(LLAMAS[text], vocabulary, seq_len))
+        return ChosenModel("HfLlama", llama_config(LLAMAS[text], vocabulary, seq_len))
     names = ", ".join((NGRAM, *LLAMAS))
     path = Path(text)
     try:
@@ -107,7 +107,8 @@ def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:
     return ChosenModel("HfLlama" if config["model_type"] == "llama" else "HfAuto", config)
 
 
-def _llama(sizes: Mapping[str, int], vocabulary: int, seq_len: int) -> dict[str, Any]:
+def llama_config(sizes: Mapping[str, int], vocabulary: int, seq_len: int) -> dict[str, Any]:
+    """Return the Hugging Face config of a Llama of these sizes."""
     return {
         "model_type": "llama",
         "vocab_size": vocabulary,

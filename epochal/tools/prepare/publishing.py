@@ -18,8 +18,9 @@ from epochal.data_providers.sources.manifest import MANIFEST_NAME, manifest_text
 from epochal.runtime.files.durable_files import replace_file, sync_folder
 from epochal.runtime.os_errors import reason_of
 from epochal.state.errors import EpochalError, InvalidInput
+from epochal.tools.init.run_text import data_text
 from epochal.tools.prepare.prepare_options import DATA_ADDRESS
-from epochal.tools.prepare.run_files import RunShape, data_toml, run_id_of, state_toml
+from epochal.tools.prepare.run_files import RunShape, run_id_of, state_toml
 from epochal.tools.prepare.text_tokenizer import NamedTokenizer, TokenizerIdentity
 
 TRAIN, VALIDATION = "train", "validation"
@@ -219,9 +220,9 @@ def _files(
     shape = RunShape(run_id_of(folder), tokenizer.identity, length, samples.get(TRAIN, 0), trained, data_address, rows)
     found = {"state.toml": state_toml(shape).encode()}
     if not is_chat:
-        found["data.toml"] = data_toml(TRAIN, tokenizer.identity, length, made.seed).encode()
+        found["data.toml"] = data_text(TRAIN, tokenizer.identity.token_size, length, made.seed).encode()
     if samples.get(VALIDATION) and not is_chat:
-        found["validation.toml"] = data_toml(VALIDATION, tokenizer.identity, length, None).encode()
+        found["validation.toml"] = data_text(VALIDATION, tokenizer.identity.token_size, length, None).encode()
     return found | {f"{TOKENIZER_FOLDER}/{name}": data for name, data in tokenizer.files.items()}
 
 

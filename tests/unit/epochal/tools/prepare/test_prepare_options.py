@@ -8,8 +8,9 @@ import pytest
 from epochal.state.config.data_file import check_together, parse_data_config
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import InvalidInput
+from epochal.tools.init.run_text import data_text
 from epochal.tools.prepare.prepare_options import PrepareOptions, differences
-from epochal.tools.prepare.run_files import RunShape, data_toml, state_toml
+from epochal.tools.prepare.run_files import RunShape, state_toml
 from epochal.tools.prepare.sources import Kind, kind_of
 from epochal.tools.prepare.text_tokenizer import TokenizerIdentity
 
@@ -68,7 +69,7 @@ def test_suffixes_say_what_a_file_holds(name: str, kind: Kind | None) -> None:
 def test_the_files_of_a_run_are_valid_and_fit(vocabulary: int, size: int, samples: int) -> None:
     tokenizer = TokenizerIdentity("some", "0" * 64, vocabulary, "<|end|>", 7, size)
     state = parse_state(state_toml(RunShape("run", tokenizer, 512, samples, "ab" * 32)), "state.toml")
-    data = parse_data_config(data_toml("train", tokenizer, 512, bytes(32)), "data.toml")
+    data = parse_data_config(data_text("train", size, 512, bytes(32)), "data.toml")
     check_together(state, "state.toml", data, "data.toml")
     assert (state.model.LLM.spec.hf or {"vocab_size": 256})["vocab_size"] == vocabulary
     assert data.token_size.size_bytes == size
