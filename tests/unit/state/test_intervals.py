@@ -14,7 +14,6 @@ from epochal.state.intervals import (
     BatchId,
     DataIds,
     coalesce,
-    data_index_count,
     subtract,
     take_positions,
     total_batches,
@@ -33,10 +32,6 @@ def batches(items: list[BatchId] | tuple[BatchId, ...]) -> list[int]:
 def test_batch_id_out_of_range_is_refused_with_both_ends(start: int, end: int) -> None:
     with pytest.raises(InvalidInput, match=str(end)):
         BatchId(start, end)
-
-
-def test_to_data_ids_gives_k_data_indices_per_batch() -> None:
-    assert list(BatchId(2, 3).to_data_ids(4)) == list(range(8, 16))
 
 
 @given(intervals, st.integers(1, 7))
@@ -105,15 +100,6 @@ if TYPE_CHECKING:  # mypy reports an "ignore" that nothing needs: each of these 
         BatchId(0, 1).covers(DataIds(0, 1))  # type: ignore[arg-type]
 
 
-def test_first_and_last_number_are_allowed_in_an_interval() -> None:
-    assert BatchId(0, MAX_INDEX).count == MAX_INDEX + 1
-    assert BatchId(MAX_INDEX, MAX_INDEX).count == 1
-
-
 @pytest.mark.parametrize(("indices", "whole"), [(0, 4), (3, 4), (4, 4), (7, 4), (8, 8), (11, 8)])
 def test_whole_batches_cover_this_many_indices_and_one_batch_at_least(indices: int, whole: int) -> None:
     assert whole_batches(indices, 4) == whole
-
-
-def test_number_of_data_indices_is_that_of_the_batches_times_their_size() -> None:
-    assert data_index_count(3, 4) == 12

@@ -107,14 +107,6 @@ def test_merge_golden_vectors_are_kept() -> None:
     assert replica_digest(after) == GOLDEN_DIGEST
 
 
-def test_merge_golden_vectors_agree_with_the_oracle() -> None:
-    columns = [floats_of(text).tolist() for text in (GOLDEN_THETA, GOLDEN_MOMENTUM, GOLDEN_FIRST, GOLDEN_SECOND)]
-    expected = [oracle(t, v, [(1, a), (2, b)], DILOCO) for t, v, a, b in zip(*columns, strict=True)]
-    after = golden_merge()
-    assert after.parameters["w"].tolist() == [theta for theta, _ in expected]
-    assert after.momentum["w"].tolist() == [v for _, v in expected]
-
-
 @given(
     start=st.lists(st.tuples(values, values), min_size=1, max_size=12),
     counts=st.lists(weights, min_size=1, max_size=4),
@@ -257,15 +249,6 @@ def test_merge_with_momentum_of_a_replica_without_is_our_own_bug() -> None:
         merge(plain_replica_of(np.zeros(2, np.float32)), [Contribution(1, {"w": np.zeros(2, np.float32)})], DILOCO)
 
 
-def test_merge_leaves_its_inputs_as_they_are() -> None:
-    replica = replica_of(floats_of(GOLDEN_THETA), floats_of(GOLDEN_MOMENTUM))
-    difference = floats_of(GOLDEN_FIRST)
-    before = replica_digest(replica)
-    merge(replica, [Contribution(1, {"w": difference})], DILOCO)
-    assert replica_digest(replica) == before
-    assert bits_of(difference) == GOLDEN_FIRST
-
-
 def test_merge_that_overflows_is_reported_by_name() -> None:
     replica = replica_of(np.array([-3e38], np.float32), np.zeros(1, np.float32))
     with pytest.raises(Diverged, match="'w'"):
@@ -286,18 +269,6 @@ def test_merge_of_what_no_outcome_contains_is_our_own_bug() -> None:
     ):
         with pytest.raises(InternalError):
             merge(replica, wrong, DILOCO)
-
-
-def test_arithmetic_of_this_thread_is_sound() -> None:
-    verify_arithmetic()
-
-
-@pytest.mark.parametrize(
-    ("numerator", "denominator", "ratio"),
-    [(1, 1, 1.0), (1, 2**64 - 1, 2.0**-64), (2**63, 1, 2.0**63), (2**40, 1, 2.0**40), (2**64 - 1, 2**64 - 1, 1.0)],
-)
-def test_weights_of_the_smallest_and_largest_counts_are_exact(numerator: int, denominator: int, ratio: float) -> None:
-    assert ratio_as_float32(numerator, denominator) == np.float32(ratio)
 
 
 @pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 0), (-1, 1), (2**64, 1), (1, 2**64)])

@@ -26,10 +26,6 @@ def test_fire_without_a_row_leads_nowhere() -> None:
     assert TABLE.fire(Light.RED, "repaired") is None
 
 
-def test_fire_leaves_nothing_behind() -> None:
-    assert [TABLE.fire(Light.RED, "switched") for _ in range(2)] == [Light.GREEN, Light.GREEN]
-
-
 def test_conditions_stand_between_the_states_that_they_connect() -> None:
     table = TransitionTable(Light, [("switched", Light.RED, Light.GREEN, "time is over")])
     assert table.conditions() == [("Red", "Green", "time is over")]
@@ -40,11 +36,3 @@ def test_grid_shows_every_cell() -> None:
         "| switched | Green | Red | – |",
         "| repaired | – | – | – |",
     ]
-
-
-def test_grid_has_a_column_for_each_state_and_one_for_the_triggers() -> None:
-    assert TABLE.grid([]).splitlines() == ["| | Red | Green | Broken |", "|---|---|---|---|"]
-
-
-def test_table_has_its_rows_and_no_others() -> None:
-    assert TABLE.fire(Light.RED, "to_Broken") is None

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.codecs.codec import LEAST_SCALE, PART_VALUES, Block, Codec, EncodedTensor
+from epochal.state.codecs.codec import LEAST_SCALE, Block, Codec, EncodedTensor
 from epochal.state.codecs.codecs_by_name import SPOKEN, codec_named, find_codec, spoken_as
 from epochal.state.errors import InternalError, InvalidResult
 from epochal.state.model.tensors import Float32Array, TensorLayout
@@ -65,19 +65,6 @@ def test_codec_that_breaks_a_rule_is_refused_by_name(vector: dict[str, Any]) -> 
     codec, data = codec_named(vector["codec"]), bytes.fromhex(vector["bytes"])
     assert size_of(codec, vector["count"]) == len(data)
     assert broken_rule(codec, block_of(data), vector["count"]) == vector["rule"]
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_codec_rule_broken_in_any_group_is_found(name: str) -> None:
-    codec, count = codec_named(name), 3 * PART_VALUES // 2 + 5
-    values = np.random.default_rng(1).standard_normal(count).astype(np.float32)
-    block = codec.encode(values)
-    assert broken_rule(codec, block, count) is None
-    last = size_of(codec, count - count % codec.group)
-    for place in (0, last - size_of(codec, codec.group), last):
-        wrong = block.copy()
-        wrong[place : place + 4] = 0
-        assert broken_rule(codec, wrong, count) in ("scale", "level")
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -181,12 +168,3 @@ def test_unknown_name_has_no_codec(name: str) -> None:
 
 def test_every_codec_is_spoken_with_the_version_of_its_format() -> None:
     assert {spoken_as(name) for name in ("float32", "int8", "int4", "sparse-64")} == set(SPOKEN)
-
-
-def test_codec_leaves_its_input_as_it_is() -> None:
-    values = np.random.default_rng(3).standard_normal((3, 1500)).astype(np.float32)
-    before = values.copy()
-    for name in RECORDS:
-        found = EncodedTensor(codec_named(name), (3, 1500), codec_named(name).encode(values)).values()
-        assert found.shape == (3, 1500)
-    assert np.array_equal(values, before)

@@ -42,13 +42,6 @@ def test_encoded_result_keeps_every_rule_and_gives_its_values(codec: str) -> Non
         assert np.array_equal(found.values() if isinstance(found, EncodedTensor) else found, expected)
 
 
-@pytest.mark.parametrize("codec", CODECS[1:])
-def test_encoded_result_is_read_by_the_safetensors_library(codec: str) -> None:
-    found = safetensors.numpy.load(encode_result(header_of(codec), DIFFERENCE))
-    assert {name: values.dtype for name, values in found.items()} == dict.fromkeys(DIFFERENCE, np.dtype(np.uint8))
-    assert all(np.array_equal(found[name], codec_named(codec).encode(DIFFERENCE[name])) for name in DIFFERENCE)
-
-
 @pytest.mark.parametrize("codec", CODECS)
 @given(st.binary(max_size=24), st.integers(0, 1200), st.integers(0, 24))
 def test_mutated_encoded_result_raises_nothing_but_invalid_result(codec: str, patch: bytes, at: int, cut: int) -> None:

@@ -29,7 +29,7 @@ from epochal.state.model.replica import (
     parse_checkpoint,
     replica_digest,
 )
-from epochal.state.model.tensors import CHECK_CHUNK_ELEMENTS, TensorLayout, Tensors, encode_tensor_file, layout_of
+from epochal.state.model.tensors import CHECK_CHUNK_ELEMENTS, TensorLayout, Tensors, encode_tensor_file
 from tests.support.data.watched_reads import WatchedReads
 
 finite_floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -143,20 +143,6 @@ def test_checkpoint_is_read_by_the_safetensors_library() -> None:
     np.testing.assert_array_equal(tensors["parameters.w"], small_replica().parameters["w"])
 
 
-def test_checkpoint_written_by_the_safetensors_library_is_read() -> None:
-    replica = small_replica()
-    tensors = {f"parameters.{name}": array for name, array in replica.parameters.items()}
-    tensors |= {f"momentum.{name}": array for name, array in replica.momentum.items()}
-    metadata = {"format": "epochal/checkpoint", "version": "1", "step": "3"}
-    assert_same(parse_checkpoint(safetensors.numpy.save(tensors, metadata)), replica)
-
-
-def test_checkpoint_arrays_are_read_only_views_of_the_bytes() -> None:
-    replica = parse_checkpoint(checkpoint_bytes(small_replica()))
-    with pytest.raises(ValueError, match="read-only"):
-        replica.parameters["w"][0, 0] = 1
-
-
 @pytest.mark.parametrize(
     ("rule", "change"),
     [
@@ -164,25 +150,10 @@ def test_checkpoint_arrays_are_read_only_views_of_the_bytes() -> None:
         ("format", lambda h: h["__metadata__"].update(version="2")),
         ("format", lambda h: h["__metadata__"].update(extra="1")),
         ("format", lambda h: h.pop("__metadata__")),
-        ("step", lambda h: h["__metadata__"].update(step="-1")),
-        ("step", lambda h: h["__metadata__"].update(step="03")),
-        ("step", lambda h: h["__metadata__"].update(step="٣")),
-        ("step", lambda h: h["__metadata__"].update(step="9223372036854775808")),
-        ("step", lambda h: h["__metadata__"].update(step="9" * 5000)),
         ("step", lambda h: h["__metadata__"].pop("step")),
         ("header", lambda h: h["__metadata__"].update(step=3)),
-        ("header", lambda h: h.update(__metadata__=[])),
-        ("header", lambda h: h["momentum.b"].update(extra=1)),
-        ("header", lambda h: h.update({"momentum.b": 1})),
         ("dtype", lambda h: h["momentum.b"].update(dtype="F16")),
-        ("dtype", lambda h: h["momentum.b"].update(dtype=["F32"])),
-        ("layout", lambda h: h["momentum.b"].update(shape=[1.0])),
-        ("layout", lambda h: h["momentum.b"].update(shape=[True])),
-        ("layout", lambda h: h["momentum.b"].update(shape=[-1, -1])),
         ("layout", lambda h: h["momentum.b"].update(shape=[0, 2**62, 2**62])),
-        ("layout", lambda h: h["momentum.b"].update(shape=[1] * 33)),
-        ("layout", lambda h: h["momentum.b"].update(shape="1")),
-        ("layout", lambda h: h["momentum.b"].update(data_offsets=[4, 8])),
         ("layout", lambda h: h["momentum.b"].update(shape=[2**62])),
         ("layout", lambda h: h.update({"momentum.a": h.pop("momentum.w")})),
         ("names", lambda h: h.update({"parameters.x": h.pop("parameters.w")})),
@@ -260,54 +231,19 @@ def test_replica_with_parameters_unlike_momentum_is_our_own_bug() -> None:
         Replica(0, {"w": np.zeros(1)}, one)  # type: ignore[dict-item]
 
 
-def test_layout_keeps_names_in_order_and_counts_bytes() -> None:
-    layout = layout_of(small_replica().parameters)
-    assert layout == TensorLayout((("b", (1,)), ("w", (2, 3))))
-    assert layout.size_bytes == 28
-    with pytest.raises(InternalError):
-        TensorLayout((("w", (2, 3)), ("b", (1,))))
-    with pytest.raises(InternalError):
-        TensorLayout((("w", (0,)),))
-
-
 DIGEST_OF_SMALL_REPLICA = "6dd24c01d397d011a88029c2d47fa6e6ba90e32373a4a98d8e58c3d9dad6d866"
 SHA256_OF_SMALL_CHECKPOINT = "178a4d486d801b65ab658b715e7cd4d075159670b4fbb77e95c908b426bcb1f8"
 
 
-@pytest.mark.parametrize("step", [0, 2**63 - 1])
-def test_first_and_last_step_of_a_replica_are_allowed(step: int) -> None:
-    assert parse_checkpoint(checkpoint_bytes(small_replica(step))).step == step
-
-
-@pytest.mark.parametrize("step", [-1, 2**63])
-def test_replica_of_an_impossible_step_is_our_own_bug(step: int) -> None:
-    with pytest.raises(InternalError):
-        small_replica(step)
-
-
-@pytest.mark.parametrize("step", [str(2**63), "9" * 19, "1" + "0" * 19, "01", "-0", "²", ""])
+@pytest.mark.parametrize("step", [str(2**63), "9" * 5000, "01", "-0", "²", ""])
 def test_checkpoint_of_an_impossible_step_is_refused(step: str) -> None:
     assert broken_rule(rewritten(lambda header: header["__metadata__"].update(step=step))) == "step"
-
-
-def test_bound_of_a_checkpoint_counts_parameters_and_momentum() -> None:
-    layout = TensorLayout((("w", (2,)),))
-    assert checkpoint_size_bound(layout, has_momentum=True) == sum(
-        16 + 64 + metadata + 8 + 3 * 2 * len(name) + 128 + 24
-        for name, metadata in (("parameters.w", 1024), ("momentum.w", 0))
-    )
 
 
 @pytest.mark.parametrize(("value", "rule"), [(8.0, None), (-8.0, None), (8.001, "max_abs"), (-8.001, "max_abs")])
 def test_first_values_are_within_the_bound_of_a_result(value: float, rule: str | None) -> None:
     first = first_replica(0, {"a": np.zeros((2, 2), np.float32), "b": np.array([[1.0, value]], np.float32)})
     assert first_rule(first) == rule
-
-
-@pytest.mark.parametrize("value", [1e-40, -0.5, 1.0])
-def test_first_momentum_is_zero(value: float) -> None:
-    values = {"a": np.ones((1, 2), np.float32)}
-    assert first_rule(Replica(0, values, {"a": np.array([[0.0, value]], np.float32)})) == "momentum"
 
 
 def first_rule(replica: Replica) -> object:
