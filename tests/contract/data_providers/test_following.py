@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,18 +131,6 @@ async def test_data_with_a_manifest_serve_a_run_that_knows_names_and_sizes(folde
     await provider.aclose()
 
 
-async def test_files_that_changed_are_not_taken_for_grown_ones(folder: Path, tmp_path: Path) -> None:
-    write(tmp_path / "other", "a.bin", 10, 0)
-    generations = generations_of(tmp_path / "other")
-    provider = FollowingDataProvider(opened(folder), reopening(folder))
-    await provider.follow(generations, None)
-    write(folder, "a.bin", 11, 0)
-    grow(folder)
-    await provider.look_again()
-    assert provider.is_behind
-    await provider.aclose()
-
-
 async def test_data_that_cannot_be_opened_again_stay_as_they_are(folder: Path, tmp_path: Path) -> None:
     write(tmp_path / "other", "a.bin", 10, 0)
     generations = generations_of(tmp_path / "other")
@@ -206,53 +193,4 @@ async def test_appended_files_on_which_nobody_can_train_are_not_taken(
     problems.clear()
     await provider.look_again()
     assert sorted(await numbers(provider, 10, 24)) == list(range(15))
-    await provider.aclose()
-
-
-async def test_look_that_gets_no_answer_keeps_the_data_as_they_are(folder: Path) -> None:
-    first = opened(folder)
-    generations = generations_of(folder)
-
-    async def look(_: DataProvider, __: int) -> list[str]:
-        raise SourceUnavailable("the disk is away")
-
-    provider = FollowingDataProvider(first, reopening(folder), look)
-    await provider.follow(generations, None)
-    await provider.look_again()
-    assert provider.is_behind
-    assert sorted(await numbers(provider, 0, 9)) == list(range(10))
-    await provider.aclose()
-
-
-@pytest.mark.parametrize(
-    ("serves", "is_remote", "said"),
-    [
-        (False, False, "this client has 1 of them: add the others to its data"),
-        (True, False, "this data server has 1 of them: add the others to its folder"),
-        (False, True, "the data server has 1 of them: the others are to be added where it runs"),
-    ],
-)
-async def test_warning_that_data_are_behind_is_for_who_reads_it(
-    folder: Path, caplog: pytest.LogCaptureFixture, serves: bool, is_remote: bool, said: str
-) -> None:
-    first: DataProvider = DummyDataProvider(SPEC) if is_remote else opened(folder)
-    generations = generations_of(folder)
-    generations = (replace(generations[0], fingerprint=first.fingerprint), generations[1])
-
-    async def reopen() -> DataProvider:
-        if provider.is_behind and not waited:
-            raise SourceUnavailable("away")
-        return opened(folder)
-
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-        await provider.follow(generations[:1], None)  # the append is taken back
-
-    provider = FollowingDataProvider(first, reopen, serves=serves)
-    await provider.follow(generations, None)
-    await provider.catch_up(RetryPolicy(sleep=sleep))
-    (reason,) = [vars(record)["reason"] for record in caplog.records if record.message == "data_are_behind"]
-    assert said in reason
     await provider.aclose()

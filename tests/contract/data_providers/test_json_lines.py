@@ -1,7 +1,6 @@
 """Records in JSON-lines files: found, ordered and delivered byte for byte, and their errors."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +39,6 @@ async def records(provider: RecordsDataProvider, start: int, end: int) -> list[s
     assert batch.is_text
     text = batch.input_ids.astype(np.uint8).tobytes()
     return [text[a:b].decode() for a, b in zip(batch.offsets, batch.offsets[1:], strict=False)]
-
-
-async def test_log_names_the_fingerprint_that_the_provider_has(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO):
-        provider = await open_lines(write(tmp_path / "a.jsonl", RECORDS))
-    assert [one.__dict__["fingerprint"] for one in caplog.records] == [provider.fingerprint]
 
 
 async def test_lines_are_samples_in_the_files_order_pass_after_pass(tmp_path: Path) -> None:

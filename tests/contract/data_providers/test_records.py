@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from epochal.data_providers.formats import json_lines as lines_module
 from epochal.data_providers.formats import tar as tar_module
@@ -25,16 +23,13 @@ from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, 
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.open_files import open_samples
 from epochal.data_providers.providers.record_files import RecordsDataProvider
-from epochal.data_providers.sources import unpacked
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.derived_files import DataSpool
-from epochal.data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES
 from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.sources.range_file import RangeFile
-from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Urls
-from epochal.state.errors import DataError, InvalidInput
+from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.data.data_files import open_lines
 from tests.support.heavy import need_module
@@ -200,13 +195,6 @@ async def test_archive_that_unpacks_beyond_the_limit_is_refused(tmp_path: Path) 
         await open_samples_at(tmp_path / "a.jsonl.gz", lambda: DataSpool(max_bytes=100_000))
 
 
-async def test_bomb_of_lines_is_refused_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unpacked, "ALWAYS_UNPACKED_BYTES", 1024**2)
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" * 10**6))
-    with pytest.raises(CorruptData, match=r"a\.jsonl\.gz unpacks to more than 200 times its \d+ bytes"):
-        await open_lines(tmp_path)
-
-
 def test_file_of_an_event_loop_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(TEXT)
     source, loop = LocalSource.open(tmp_path / "a.jsonl"), asyncio.new_event_loop()
@@ -263,25 +251,6 @@ async def test_samples_of_a_tar_are_records(tmp_path: Path, kind: int, suffix: s
         {"text": "own"},
     ]
     assert provider.sequence_count == 6
-
-
-@settings(max_examples=50, deadline=None)
-@given(
-    samples=st.lists(
-        st.tuples(st.none() | st.integers(0, 99), st.none() | st.text(st.characters(codec="utf-8"), max_size=30)),
-        max_size=8,
-    )
-)
-def test_places_in_a_tar_hold_what_was_written(samples: list[tuple[int | None, str | None]]) -> None:
-    members: Members = []
-    for number, (record, text) in enumerate(samples):
-        members += [] if record is None else [(f"{number}.json", b"%d" % record)]
-        members += [] if text is None else [(f"{number}.txt", text.encode())]
-    data = tar_of(members)
-    found = [
-        (None if a < 0 else int(data[a:b]), None if c < 0 else data[c:d].decode()) for a, b, c, d in places_in(data)
-    ]
-    assert found == [sample for sample in samples if sample != (None, None)]
 
 
 @pytest.mark.parametrize(
@@ -364,25 +333,6 @@ async def test_sample_that_cannot_be_a_record_is_corrupt(tmp_path: Path, members
         await records(await open_lines(tmp_path), 0, 0)
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), max_size=6),
-    cut=st.none() | st.integers(0, 6000),
-    kind=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
-)
-def test_damaged_tar_is_read_within_its_bounds_or_refused(
-    changes: list[tuple[int, int]], cut: int | None, kind: int
-) -> None:
-    data = bytearray(tar_of([*MEMBERS, ("é" * 120 + ".txt", b"x")], kind))
-    for at, value in changes:
-        data[at % len(data)] = value
-    try:
-        found = places_in(bytes(data[:cut]))
-    except DataError:
-        return
-    assert all(-1 <= a <= b <= len(data) and -1 <= c <= d <= len(data) for a, b, c, d in found)
-
-
 async def test_member_of_a_tar_over_http_is_skipped_without_reading_it(tmp_path: Path) -> None:
     picture = bytes(30 * 1024**2)
     (tmp_path / "a.tar").write_bytes(tar_of([("1.txt", b"one"), ("1.jpg", picture), ("2.txt", b"two")]))
@@ -400,27 +350,3 @@ async def test_member_of_a_tar_over_http_is_skipped_without_reading_it(tmp_path:
         assert len(await records(provider, 0, 1)) == 2
         await provider.aclose()
     assert served < 10 * 1024**2
-
-
-async def test_manifest_that_changes_makes_other_data_for_those_who_come_later(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(TEXT)
-    write_manifest(tmp_path, ["a.jsonl"], MIN_BLOCK_BYTES)
-    async with http_server(FileServer(tmp_path)) as url:
-        place = parse_location(f"{url}/a.jsonl")
-        first = await open_location(place, DatasetSpec(2, 16), OPTIONS)
-        assert first.fingerprint == (await open_lines(tmp_path)).fingerprint
-        manifest = tmp_path / MANIFEST_NAME
-        about = path.stat()
-        path.write_bytes(TEXT.replace(b"record 1", b"RECORD 1"))
-        write_manifest(tmp_path, ["a.jsonl"], MIN_BLOCK_BYTES)
-        second = await open_location(place, DatasetSpec(2, 16), OPTIONS)
-        assert second.fingerprint != first.fingerprint
-        path.write_bytes(TEXT)
-        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
-        assert manifest.is_file()
-        assert await records(first, 0, 9) == RECORDS[:10], "what was opened goes by the manifest that it read"
-        with pytest.raises(CorruptData, match=r"changed|differs from the manifest"):
-            await records(second, 0, 9)
-        await first.aclose()
-        await second.aclose()

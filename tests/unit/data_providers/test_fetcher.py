@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings, check_vocabulary, failure_kind, plan_requests
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.state.errors import DataError
 from epochal.state.intervals import BatchId, DataIds
@@ -92,16 +92,6 @@ def test_requests_any_assignment_cover_it_in_order_within_the_bound(
             assert request.count % k == 0
 
 
-def test_requests_batch_larger_than_a_request_is_cut_inside_the_batch() -> None:
-    settings = replace(SETTINGS, data_indices_per_batch=5, samples_per_request=3)
-    assert list(plan_requests([BatchId(1, 2)], settings)) == [
-        DataIds(5, 7),
-        DataIds(8, 9),
-        DataIds(10, 12),
-        DataIds(13, 14),
-    ]
-
-
 def test_fetch_data_several_intervals_deliver_their_samples_in_order() -> None:
     assignment = (BatchId(7, 9), BatchId(2, 2))
     tokens = run_virtually(received(Provider(), assignment))
@@ -159,16 +149,6 @@ async def test_fetch_data_corrupt_sample_is_narrowed_to_its_batch_without_retry(
     assert isinstance(error, CorruptData)
     assert batch == BatchId(bad // 2, bad // 2)
     assert len(provider.asked) <= bad // 4 + 1 + 2
-
-
-@in_virtual_time
-async def test_fetch_data_rejected_request_reports_the_servers_reason() -> None:
-    provider = Provider()
-    provider.bad, provider.bad_error = set(range(100)), Rejected
-    error, batch = await failure(provider, (BatchId(4, 5),))
-    assert failure_kind(error) == "rejected"
-    assert "bad data in [8, 11]" in error.message
-    assert batch == BatchId(4, 4)
 
 
 @in_virtual_time

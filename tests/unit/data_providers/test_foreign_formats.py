@@ -5,12 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from tests.support.data.data_formats import discovered, write_megatron
 
@@ -73,32 +70,3 @@ def test_megatron_files_that_do_not_belong_together_are_corrupt(
 
 def test_bin_beside_another_kind_of_idx_is_nothing_but_tokens() -> None:
     assert [file.token_count for file in discovered({"a.bin": bytes(64), "a.idx": b"something else"})] == [32]
-
-
-def read_within_bounds_or_refused(files: dict[str, bytes]) -> None:
-    try:
-        found = discovered(files)
-    except DataError:
-        return
-    for file in found:
-        assert 0 <= file.offset_bytes(0, SPEC) <= file.offset_bytes(file.token_count // 8, SPEC) <= file.size_bytes
-
-
-@given(
-    changes=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=6),
-    cut=st.none() | st.integers(0, 400),
-    name=st.sampled_from(["a.idx", "a.bin", "b.npy"]),
-)
-def test_files_with_any_damage_are_read_within_their_bounds_or_refused(
-    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], cut: int | None, name: str
-) -> None:
-    folder = tmp_path_factory.getbasetemp() / "fuzzed"
-    if not folder.exists():
-        folder.mkdir()
-        write_megatron(folder, "a", [np.arange(20, dtype="<u2"), np.arange(12, dtype="<u2")])
-        np.save(folder / "b.npy", np.arange(40, dtype="<u2"))
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
-    spoiled = bytearray(files[name])
-    for at, value in changes:
-        spoiled[at % len(spoiled)] = value
-    read_within_bounds_or_refused(files | {name: bytes(spoiled[:cut])})

@@ -133,18 +133,6 @@ def test_present_rounds_requests_come_first() -> None:
     with_ahead(provider, test)
 
 
-def test_round_that_fails_lets_the_next_ones_be_fetched() -> None:
-    provider = Provider()
-    provider.bad = {0}
-
-    async def test(ahead: AheadSamples) -> None:
-        assert (await fail(provider, ahead, ROUND)).failed_batch == BatchId(0, 0)
-        await fetch_ahead(ahead, NEXT)
-        assert ahead.held == (DataIds(8, 15),)
-
-    with_ahead(provider, test)
-
-
 def test_failure_ahead_is_silent_and_the_round_reports_it() -> None:
     provider = Provider()
     provider.bad = {12}
@@ -155,18 +143,6 @@ def test_failure_ahead_is_silent_and_the_round_reports_it() -> None:
         assert (await fail(provider, ahead, NEXT)).failed_batch == BatchId(6, 6)
 
     with_ahead(provider, test)
-
-
-def test_any_error_of_a_provider_is_silent_ahead() -> None:
-    class Broken(Provider):
-        async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-            raise RuntimeError(f"a bug at {data_ids}")
-
-    async def test(ahead: AheadSamples) -> None:
-        await fetch_ahead(ahead, NEXT)
-        assert ahead.held == ()
-
-    with_ahead(Broken(), test)
 
 
 def test_answer_of_another_number_of_samples_is_not_kept() -> None:
@@ -220,16 +196,6 @@ def test_request_that_hangs_ends_after_its_time() -> None:
         await fetch_ahead(ahead, NEXT)
         assert asyncio.get_running_loop().time() <= 6.0
         assert ahead.held == ()
-
-    with_ahead(provider, test)
-
-
-def test_bound_of_zero_asks_for_nothing() -> None:
-    provider = Provider()
-
-    async def test(ahead: AheadSamples) -> None:
-        await fetch_ahead(ahead, NEXT, AheadLimits(0, 16, 5.0))
-        assert provider.asked == []
 
     with_ahead(provider, test)
 

@@ -2,13 +2,12 @@
 
 import hashlib
 import tracemalloc
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.data_providers.order import MAX_BLOCK_SEQUENCES, MAX_PASSES, DataFile, DataOrder, Extent, block_sequences
+from epochal.data_providers.order import MAX_PASSES, DataFile, DataOrder, Extent
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, OutOfRange
 from epochal.state.intervals import DataIds
 from tests.support.data.data_oracle import slow_order
@@ -78,26 +77,6 @@ def test_order_in_blocks_agrees_with_the_slow_order(counts: list[int]) -> None:
     assert samples(order, 0, len(expected) - 1) == expected
     for start in range(0, len(expected) - 700, 613):
         assert samples(order, start, start + 699) == expected[start : start + 700]
-
-
-def test_order_each_pass_has_every_sample_once_and_an_order_of_its_own() -> None:
-    order = order_of([5000, 7000], 5)
-    n = order.sequence_count
-    passes = [samples(order, number * n, (number + 1) * n - 1) for number in range(3)]
-    assert all(sorted(one) == sorted(passes[0]) and len(set(one)) == n for one in passes)
-    assert passes[0] != passes[1] != passes[2] != passes[0]
-
-
-def test_order_large_dataset_keeps_neighbours_together() -> None:
-    order = order_of([10**9], 100)
-    assert block_sequences(order.sequence_count) == MAX_BLOCK_SEQUENCES
-    assert len(order.locate(DataIds(12_345, 12_345 + 255))) <= 256 // MAX_BLOCK_SEQUENCES + 1
-
-
-def test_order_small_dataset_is_shuffled_sample_by_sample() -> None:
-    found = samples(order_of([1000], 10), 0, 99)
-    neighbours = sum(after == (0, before[1] + 1) for before, after in pairwise(found))
-    assert neighbours < 8
 
 
 def test_order_without_seed_follows_the_files_by_name() -> None:

@@ -46,14 +46,6 @@ def test_fetching_within_decoding_counts_as_fetching(clock: Clock) -> None:
     assert times.decoding_part == 5 / 16
 
 
-def test_decoding_without_a_request_is_not_counted(clock: Clock) -> None:
-    with decoding(), fetching():
-        clock.now_s += 1
-    with timed_request() as times:
-        pass
-    assert times.decoding_part == 0.0
-
-
 async def test_decoding_in_threads_counts_in_their_request(clock: Clock) -> None:
     threads = SourceThreads()
 
@@ -68,11 +60,6 @@ async def test_decoding_in_threads_counts_in_their_request(clock: Clock) -> None
     finally:
         threads.close()
     assert times.decoding_s == 2
-
-
-def test_decoding_in_several_threads_is_no_more_than_the_whole() -> None:
-    assert waits.RequestTimes(total_s=1.0, decoding_s=7.0).decoding_part == 1.0
-    assert waits.RequestTimes(total_s=1.0, decoding_s=-7.0).decoding_part == 0.0
 
 
 @in_virtual_time
