@@ -39,7 +39,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 @contextmanager
 def _started(module: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start a program, which ends with its standard input."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+    command = [sys.executable, "-m", f"benchmarks.loading.{module}", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         try:

@@ -16,7 +16,6 @@ from typing import Any
 from epochal.data_providers.description import describe_order, description_of
 from epochal.data_providers.order import DataOrder
 from epochal.data_providers.protocol import DataProvider, SourceUnavailable, TokenBatch, expecting
-from epochal.data_providers.tcp.answer_pieces import GivesBytes, SampleBytes
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.errors import DataError, InternalError, InvalidInput
@@ -301,14 +300,3 @@ class FollowingDataProvider:
         return generations[
             : fingerprints.index(provider.fingerprint) + 1 if provider.fingerprint in fingerprints else 0
         ]
-
-
-class FollowingFiles(FollowingDataProvider):
-    """The same for a data server, over a provider whose answers need not be in memory before they are sent."""
-
-    def sample_bytes(self, data_ids: DataIds) -> SampleBytes:
-        """Return the bytes of these samples, as `GivesBytes.sample_bytes`; raise as `get_samples`."""
-        self._check_here(data_ids)
-        provider = self.inner
-        assert isinstance(provider, GivesBytes)
-        return provider.sample_bytes(data_ids)

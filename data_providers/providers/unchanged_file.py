@@ -73,11 +73,6 @@ class KeptFile:
                 return False
             return self._compared is None or self._compared.issuperset(self._blocks(offset, length))
 
-    def is_all_known(self, found: FileVersion) -> bool:
-        """Return whether `holds` is true of every part of the file in this version."""
-        with self._lock:
-            return self._compared is None and found == self._version
-
     def read(self, fd: int, offset: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes from `offset` on, compared with the manifest. Blocks.
 
@@ -153,5 +148,5 @@ def read_whole(fd: int, offset: int, into: memoryview, path: Path) -> None:
     while begin < len(into):
         count = os.preadv(fd, [into[begin:]], offset + begin)
         if not count:
-            raise CorruptData(f"{path} ends at byte {offset + begin}; it was longer", path=str(path))
+            raise CorruptData(f"{path} ends at byte {os.fstat(fd).st_size}; it was longer", path=str(path))
         begin += count

@@ -2,7 +2,8 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from epochal.data_providers.protocol import SourceUnavailable
@@ -43,42 +44,29 @@ class AnswerMemory:
         """Number of requests that wait."""
         return len(self._waiting)
 
-    def hold(self, client_id: ClientId, size_bytes: int) -> "_Hold":
+    @asynccontextmanager
+    async def hold(self, client_id: ClientId, size_bytes: int) -> AsyncIterator[None]:
         """Hold memory for an answer to this client, for the time of `async with`.
 
         Raises:
             SourceUnavailable: the others did not end in time; retry.
         """
-        return _Hold(self, client_id, size_bytes)
-
-    async def take(self, client_id: ClientId, size_bytes: int) -> None:
-        """Take memory for an answer to this client; `give_back` it. Raise `SourceUnavailable` as `hold`."""
-        if not self._waiting and self._has_room(size_bytes):
-            self._add(client_id, size_bytes)
-            return
         waiting = _Waiting(client_id, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._grant()
         try:
             if not waiting.granted.done():
                 await self._granted(waiting)
-        except BaseException:
+            yield
+        finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-                self._grant()
             else:
-                self.give_back(client_id, size_bytes)
-            raise
-
-    def give_back(self, client_id: ClientId, size_bytes: int) -> None:
-        """Give back memory that was taken."""
-        self.held_bytes -= size_bytes
-        held_bytes = self._held[client_id] - size_bytes
-        if held_bytes:
-            self._held[client_id] = held_bytes
-        else:
-            del self._held[client_id]
-        self._grant()
+                self.held_bytes -= size_bytes
+                self._held[client_id] -= size_bytes
+                if not self._held[client_id]:
+                    del self._held[client_id]
+            self._grant()
 
     async def _granted(self, waiting: _Waiting) -> None:
         """Return once the memory is granted."""
@@ -95,36 +83,13 @@ class AnswerMemory:
             held = f"answers of {self.held_bytes} bytes are under way, the maximum"
             raise SourceUnavailable(f"the data server is busy: {held}") from None
 
-    def _has_room(self, size_bytes: int) -> bool:
-        return not self.held_bytes or self.held_bytes + size_bytes <= self._most_bytes
-
-    def _add(self, client_id: ClientId, size_bytes: int) -> None:
-        self.held_bytes += size_bytes
-        self._held[client_id] += size_bytes
-
     def _grant(self) -> None:
         """Give what is free to those who hold the least, without passing anyone over whose answer is too large."""
         while self._waiting:
             first = min(self._waiting, key=lambda waiting: self._held[waiting.client_id])
-            if not self._has_room(first.size_bytes):
+            if self.held_bytes and self.held_bytes + first.size_bytes > self._most_bytes:
                 return
             self._waiting.remove(first)
-            self._add(first.client_id, first.size_bytes)
+            self.held_bytes += first.size_bytes
+            self._held[first.client_id] += first.size_bytes
             first.granted.set_result(None)
-
-
-class _Hold:
-    """Memory that is held for the time of `async with`."""
-
-    __slots__ = ("_client_id", "_memory", "_size_bytes")
-
-    def __init__(self, memory: AnswerMemory, client_id: ClientId, size_bytes: int) -> None:
-        self._memory = memory
-        self._client_id = client_id
-        self._size_bytes = size_bytes
-
-    async def __aenter__(self) -> None:
-        await self._memory.take(self._client_id, self._size_bytes)
-
-    async def __aexit__(self, *_: object) -> None:
-        self._memory.give_back(self._client_id, self._size_bytes)

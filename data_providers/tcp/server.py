@@ -1,12 +1,10 @@
 """The TCP data server: serves one `DataProvider` to the clients that its gate admits (`frames.py` has the protocol).
 
 The requests of a connection are answered in order, and the next one is read only after the last answer was sent, so
-that a connection holds one answer in memory, of files only the piece that is being sent. `server_limits.py` bounds
-everything that a client can delay.
+that a connection holds one answer in memory. `server_limits.py` bounds everything that a client can delay.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import ssl
@@ -14,14 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, TypeAlias
+from typing import Protocol
 
 import numpy as np
 
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.tcp.answer_memory import AnswerMemory
-from epochal.data_providers.tcp.answer_pieces import GivesBytes
-from epochal.data_providers.tcp.connections import DataConnections, ServerConnection
 from epochal.data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
@@ -38,17 +34,46 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from epochal.data_providers.tcp.gate import Gate
-from epochal.data_providers.tcp.listening import accept_for_ever, listen, open_stream
-from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES, AnswerBroken, PacedWriter, SendBuffers, TooSlow
+from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES, PacedWriter, TooSlow
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS, ServerLimits
-from epochal.data_providers.tcp.stream import READ_AHEAD_BYTES, ServerStream
 from epochal.runtime.broadcast import Broadcast
+from epochal.runtime.connections.accepting import Acceptor, listening_socket
+from epochal.runtime.connections.shedding import Connection, ServerConnections, Shed
 from epochal.runtime.connections.throttled_log import RareLog
-from epochal.state.errors import DataError, InternalError, InvalidInput
+from epochal.state.errors import DataError, InvalidInput
+from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId, parse_document
 
+READ_AHEAD_BYTES = 4 * 1024
+"""Bytes of requests that are read while one is being answered, before the connection is read no further."""
+RECEIVE_BUFFER_BYTES = 32 * 1024
+"""The system's memory for a connection's requests, which are small."""
+
 _log = logging.getLogger(__name__)
+
+
+class Gate(Protocol):
+    """Decides what clients may read. `admit` and `allow` may wait, within their own bounds, before they decide."""
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        """Return the client of this ticket for this run.
+
+        Raises:
+            Rejected: another run is served, or the ticket is not valid; the client's fault.
+            SourceUnavailable: the gate cannot decide now; retry.
+        """
+        ...
+
+    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
+        """Raise `Rejected` unless the client may read these data indices; `SourceUnavailable` if undecided now.
+
+        `version` is that of the run document which the client follows, or `frames.ANY_VERSION`.
+        """
+        ...
+
+    def is_in_rounds(self, client_id: ClientId) -> bool:
+        """Return whether the client may read anything now. Such clients have the first claim to a place."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,19 +95,21 @@ class RequestEnded:
     duration_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionShed:
-    """The server closed a connection for the sake of others.
+@dataclass(eq=False, slots=True)
+class _Served:
+    """A connection that is being served.
 
     Attributes:
-        reason: `displaced` (a stranger or an idle connection gave way), `silent` (no `HELLO` in time) or `slow` (an
-            answer was received too slowly).
+        connection: its place among the others.
+        busy: whether a request is being answered; otherwise it waits for its client and may be closed at any time.
     """
 
-    reason: str
-
-
-DataServerEvent: TypeAlias = RequestEnded | ConnectionShed
+    connection: Connection
+    reader: asyncio.StreamReader
+    writer: PacedWriter
+    task: asyncio.Task[None] | None
+    client_id: ClientId | None = None
+    busy: bool = False
 
 
 class DataServer:
@@ -97,43 +124,42 @@ class DataServer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._provider = provider
-        self._files = provider if isinstance(provider, GivesBytes) else None
         self._spec = spec
         self._gate = gate
         self._limits = limits
         self._tls = tls
-        self._buffers = SendBuffers()
-        self._scratch = memoryview(bytearray(READ_AHEAD_BYTES))
-        self._listeners: list[socket.socket] = []
-        self._accepting: list[asyncio.Task[NoReturn]] = []
-        self.connections = DataConnections(limits, gate.is_in_rounds)
+        self._listener: socket.socket | None = None
+        self._acceptor: Acceptor | None = None
+        self.connections = ServerConnections(
+            limits.connections, has_claim=lambda owner: gate.is_in_rounds(ClientId(owner))
+        )
         self.memory = AnswerMemory(limits.max_answer_bytes, limits.answer_wait_s, self._abort_slow)
-        self._room = Broadcast()
+        self._served: set[_Served] = set()
+        self._ended = Broadcast()
         self._closing = False
-        self._watchers: list[Callable[[DataServerEvent], None]] = []
-        self._displaced = RareLog(_log, "the data server is full; connections give way to others")
+        self._watchers: list[Callable[[RequestEnded], None]] = []
         self._turned_away = RareLog(_log, "client turned away")
 
-    def watch(self, watcher: Callable[[DataServerEvent], None]) -> None:
-        """Call `watcher`, too, at every event. It must return at once."""
+    def watch(self, watcher: Callable[[RequestEnded], None]) -> None:
+        """Call `watcher`, too, whenever a request ends. It must return at once."""
         self._watchers.append(watcher)
 
-    def _watcher(self, event: DataServerEvent) -> None:
+    def _note(self, ended: RequestEnded) -> None:
         for watcher in self._watchers:
-            watcher(event)
+            watcher(ended)
 
     async def start(self, tasks: asyncio.TaskGroup, host: str, port: int) -> int:
         """Listen, and return the port, which the system chooses if `port` is 0; `OSError` if that is impossible.
 
         Args:
-            tasks: accept connections, and serve them, until `aclose`.
+            tasks: serve the connections until `aclose`.
             host, port: where to listen.
         """
-        self._listeners = await listen(host, port)
-        for listener in self._listeners:
-            serve = partial(self._begin, tasks)
-            self._accepting.append(tasks.create_task(accept_for_ever(listener, serve, self._until_room)))
-        bound: int = self._listeners[0].getsockname()[1]
+        self._listener = listening_socket(host, port)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        self._acceptor = Acceptor(self._listener, self.connections, partial(self._protocol_of, tasks), self._tls)
+        self._acceptor.start()
+        bound: int = self._listener.getsockname()[1]
         _log.info("data server listens", extra={"host": host, "port": bound, "fingerprint": self._provider.fingerprint})
         return bound
 
@@ -142,93 +168,76 @@ class DataServer:
 
         Clients ask another server for the rest. May be repeated.
         """
-        if not self._accepting:
+        if self._acceptor is None or self._listener is None or self._closing:
             return
         self._closing = True
-        for task in self._accepting:
-            task.cancel()
-        await asyncio.wait(self._accepting)
-        for listener in self._listeners:
-            listener.close()
-        for connection in self.connections:
-            if not connection.busy:
-                connection.leave(_goodbye())
+        self._acceptor.close()
+        await self._acceptor.wait_closed()
+        self._listener.close()
+        for served in self._served:
+            if not served.busy:
+                served.writer.say(_goodbye())
+                served.writer.close()
         try:
             async with asyncio.timeout(self._limits.shutdown_timeout_s):
                 await self._all_ended()
         except TimeoutError:
-            for connection in self.connections:
-                connection.abort()
-                connection.task.cancel()
+            for served in self._served:
+                served.writer.abort()
+                if served.task is not None:
+                    served.task.cancel()
             await self._all_ended()
 
     async def _all_ended(self) -> None:
-        while self.connections:
-            await self._room.wait()
+        while self._served:
+            await self._ended.wait()
 
-    async def _until_room(self, address: str) -> None:
-        """Return once a stranger from this address may be taken, at the latest when the oldest one may be displaced."""
-        loop = asyncio.get_running_loop()
-        while (wait_s := self.connections.wait_s(address, loop.time())) > 0:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s):
-                    await self._room.wait()
+    def _protocol_of(self, tasks: asyncio.TaskGroup, connection: Connection) -> asyncio.Protocol:
+        def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection.abort = writer.transport.abort
+            served = _Served(connection, reader, PacedWriter(writer, self._limits), None)
+            self._served.add(served)
+            served.task = tasks.create_task(self._serve(served))
 
-    def _begin(self, tasks: asyncio.TaskGroup, accepted: socket.socket, address: str) -> None:
-        """Serve an accepted connection, in a separate task."""
-        tasks.create_task(self._serve(accepted, address))
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(READ_AHEAD_BYTES), begin)
 
-    async def _serve(self, accepted: socket.socket, address: str) -> None:
-        task = asyncio.current_task()
-        if task is None:
-            raise InternalError("a connection is served outside a task")
-        connection = ServerConnection(task, address, asyncio.get_running_loop().time())
-        self._displace(self.connections.enter(connection))
-        stream, is_open = ServerStream(self._scratch), False
+    async def _serve(self, served: _Served) -> None:
         try:
-            await open_stream(accepted, stream, self._tls, self._limits)
-            is_open = True
-            writer = connection.writer = PacedWriter(stream, self._limits, accepted if self._tls is None else None)
-            await self._converse(connection, stream, writer)
+            if served.connection.is_held:  # else it was shed while it was opened
+                await self._converse(served)
             if self._tls is not None:
-                stream.transport.close()  # what was written is sent, or given up in time
+                served.writer.close()  # what was written is sent, or given up in time
+            else:
+                served.writer.abort()  # whatever was sent is with the system; the rest nobody waits for
         except TooSlow as error:
-            _log.info("client reads too slowly", extra={"client_id": connection.client_id, "received": str(error)})
-            self._watcher(ConnectionShed("slow"))
-        except AnswerBroken as error:
-            _log.warning("answer broken off", extra={"client_id": connection.client_id, "error": str(error)})
-            self._watcher(RequestEnded("unavailable", client_id=connection.client_id, duration_s=0.0))
-        except OSError as error:  # a TimeoutError is one
-            if not is_open and isinstance(error, ConnectionAbortedError):  # the TLS handshake took too long
-                self._watcher(ConnectionShed("silent"))
+            _log.info("client reads too slowly", extra={"client_id": served.client_id, "received": str(error)})
+            self._shed_slow(served)
+        except (OSError, EOFError) as error:  # a TimeoutError is an OSError
             _log.debug("data connection ended", extra={"error": type(error).__name__})
+            served.writer.abort()
         except Exception:  # a bug here or in a provider: only this client's connection breaks
             _log.exception("data connection failed")
+            served.writer.abort()
         finally:
-            if not is_open:
-                accepted.close()
-            elif not (self._tls is not None and stream.transport.is_closing()):
-                stream.transport.abort()  # whatever was sent is with the system; the rest nobody waits for
-            self.connections.leave(connection)
-            self._room.notify()
+            self.connections.forget(served.connection)
+            self._served.discard(served)
+            self._ended.notify()
 
-    async def _converse(self, connection: ServerConnection, stream: ServerStream, writer: PacedWriter) -> None:
-        client_id = await self._shake_hands(connection, stream, writer)
+    async def _converse(self, served: _Served) -> None:
+        client_id = served.client_id = await self._shake_hands(served)
         if client_id is None:
             return
         while not self._closing:
             try:
-                header, payload = await self._read_frame(connection, stream, FrameKind.GET)
+                header, payload = await self._read_frame(served, FrameKind.GET, self._limits.idle_timeout_s)
                 wanted = parse_get(payload)
             except InvalidInput as error:
-                connection.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
+                served.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
                 return
-            await self._answer(connection, writer, client_id, header.request, wanted)
-        connection.say(_goodbye())
+            await self._answer(served.writer, client_id, header.request, wanted)
+        served.writer.say(_goodbye())
 
-    async def _answer(
-        self, connection: ServerConnection, writer: PacedWriter, client_id: ClientId, request: int, wanted: Get
-    ) -> None:
+    async def _answer(self, writer: PacedWriter, client_id: ClientId, request: int, wanted: Get) -> None:
         """Send the samples, if the client may have them, or else the reason why not."""
         data_ids = wanted.data_ids
         started_s, size_bytes = time.perf_counter(), data_ids.count * self._spec.sequence_bytes
@@ -236,90 +245,69 @@ class DataServer:
             if size_bytes > MAX_SAMPLES_BYTES:
                 raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
             await self._gate.allow(client_id, data_ids, wanted.version)
-            if self._files is not None:
-                samples = self._files.sample_bytes(data_ids)
-                header = frame_header(FrameKind.SAMPLES, request, samples.size_bytes)
-                async with self.memory.hold(client_id, 2 * SEND_PIECE_BYTES):
-                    with self._buffers.borrow() as buffer:
-                        await writer.send_samples(header, samples, buffer)
-            else:
-                async with self.memory.hold(client_id, size_bytes + SEND_PIECE_BYTES):
-                    batch = await self._provider.get_samples(data_ids)
-                    tokens = batch.input_ids.view(np.uint8).data
-                    await writer.send(frame_header(FrameKind.SAMPLES, request, len(tokens)))
-                    await writer.send(tokens)
+            async with self.memory.hold(client_id, size_bytes + SEND_PIECE_BYTES):
+                batch = await self._provider.get_samples(data_ids)
+                tokens = batch.input_ids.view(np.uint8).data
+                await writer.send(frame_header(FrameKind.SAMPLES, request, len(tokens)), tokens)
         except DataError as error:
             facts = {"client_id": client_id, "data_ids": str(data_ids), "kind": error.kind, "error": error.message}
             _log.info("request failed", extra=facts)
             await writer.send(_error_frame(request, error))
-            self._watcher(RequestEnded(error.kind, client_id, duration_s=time.perf_counter() - started_s))
+            self._note(RequestEnded(error.kind, client_id, duration_s=time.perf_counter() - started_s))
         else:
-            connection.answered_s = asyncio.get_running_loop().time()
             took_s = time.perf_counter() - started_s
-            self._watcher(RequestEnded(None, client_id, data_ids.count, size_bytes, took_s))
+            self._note(RequestEnded(None, client_id, data_ids.count, size_bytes, took_s))
 
-    async def _shake_hands(
-        self, connection: ServerConnection, stream: ServerStream, writer: PacedWriter
-    ) -> ClientId | None:
+    async def _shake_hands(self, served: _Served) -> ClientId | None:
         """Return the admitted client; None when it was turned away."""
         try:
             if self._closing:
                 raise SourceUnavailable("the data server is closing")
-            async with asyncio.timeout(self._limits.handshake_timeout_s):
-                _, payload = await self._read_frame(connection, stream, FrameKind.HELLO)
+            _, payload = await self._read_frame(served, FrameKind.HELLO, self._limits.handshake_timeout_s)
             hello = parse_document(Hello, payload)
             client_id = await self._gate.admit(hello.run_id, hello.ticket)
-            self._displace(self.connections.admit(connection, client_id))
-            self._room.notify()
         except InvalidInput as error:
-            connection.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
+            served.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
             return None
         except DataError as error:
-            self._turned_away.note(f"{connection.address}: {error}")
-            self._watcher(RequestEnded(error.kind))
-            connection.say(_error_frame(CONNECTION_REQUEST, error))
+            self._turned_away.note(f"{served.connection.address}: {error}")
+            self._note(RequestEnded(error.kind))
+            served.writer.say(_error_frame(CONNECTION_REQUEST, error))
             return None
-        except TimeoutError:
-            self._watcher(ConnectionShed("silent"))
-            raise
-        provider = self._provider
-        welcome = welcome_of(self._spec, provider.fingerprint, provider.sequence_count)
-        await writer.send(json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
+        self.connections.vouch(served.connection, client_id)
+        welcome = welcome_of(self._spec, self._provider.fingerprint, self._provider.sequence_count)
+        await served.writer.send(json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
         return client_id
 
-    async def _read_frame(
-        self, connection: ServerConnection, stream: ServerStream, expected: FrameKind
-    ) -> tuple[FrameHeader, bytes]:
-        if not stream.has(HEADER_BYTES):  # else the next request is already there, and nobody need wait for it
-            connection.busy = False
-            await stream.until(HEADER_BYTES, self._limits.idle_timeout_s)
-        header = parse_header(stream.peek(HEADER_BYTES))
+    async def _read_frame(self, served: _Served, expected: FrameKind, wait_s: float) -> tuple[FrameHeader, bytes]:
+        """Return the next frame, of which nothing may arrive for some time, and then all of it in little time.
+
+        Raises:
+            TimeoutError: it does not arrive in time.
+            OSError, EOFError: the connection ended.
+            InvalidInput: it is not one that may come here.
+        """
+        served.busy = False
+        async with asyncio.timeout(wait_s):
+            header = parse_header(await served.reader.readexactly(HEADER_BYTES))
         if header.kind is not expected:
             raise InvalidInput(f"a {header.kind.name} frame where {expected.name} is expected")
-        if not stream.has(HEADER_BYTES + header.length):
-            connection.busy = False
-            await stream.until(HEADER_BYTES + header.length, self._limits.handshake_timeout_s)
-        connection.busy = True
-        return header, stream.take(HEADER_BYTES + header.length)[HEADER_BYTES:]
-
-    def _displace(self, connection: ServerConnection | None) -> None:
-        """Close a connection that gave way to another."""
-        if connection is not None:
-            full = SourceUnavailable("the data server is full; the connection gave way to another")
-            connection.say(_error_frame(CONNECTION_REQUEST, full))
-            connection.abort()
-            if connection.busy:
-                connection.task.cancel()  # it may wait for what its client will not receive
-            self._displaced.note(f"room for another from {connection.address}")
-            self._watcher(ConnectionShed("displaced"))
+        async with asyncio.timeout(self._limits.handshake_timeout_s):
+            payload = await served.reader.readexactly(header.length)
+        served.busy = True
+        return header, payload
 
     def _abort_slow(self) -> None:
         """End the answers that hold memory for too long while other requests wait for it."""
-        for connection in self.connections:
-            if connection.writer is not None and connection.writer.is_slow_when_full():
-                _log.info("client reads too slowly while others wait", extra={"client_id": connection.client_id})
-                connection.abort()
-                self._watcher(ConnectionShed("slow"))
+        for served in self._served:
+            if served.writer.is_slow_when_full():
+                _log.info("client reads too slowly while others wait", extra={"client_id": served.client_id})
+                self._shed_slow(served)
+
+    def _shed_slow(self, served: _Served) -> None:
+        if served.connection.is_held:
+            self.connections.shed(served.connection, Shed.UNREAD)
+        served.writer.abort()
 
 
 def _goodbye() -> bytes:

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
-from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.data_providers.tcp.server import DataServer, RequestEnded
 from epochal.runtime.metrics.metrics_registry import LATENCY_BUCKETS_S
 
 ANSWERED = "samples"
@@ -25,20 +25,7 @@ class DataServerMetrics:
         self._turned_away = Counter(
             "epochal_data_server_clients_turned_away", "Clients not admitted, by error.", ("reason",), registry=registry
         )
-        self._shed = Counter(
-            "epochal_data_server_connections_shed",
-            "Connections closed for the sake of others: displaced (the oldest of the sender with the most), silent (no "
-            "handshake in time), slow (an answer was received too slowly).",
-            ("reason",),
-            registry=registry,
-        )
         self._connections = Gauge("epochal_data_server_connections_open", "Connections open.", registry=registry)
-        self._strangers = Gauge(
-            "epochal_data_server_connections_not_admitted", "Connections not admitted yet.", registry=registry
-        )
-        self._held = Gauge(
-            "epochal_data_server_answer_bytes", "Bytes of memory held by the answers under way.", registry=registry
-        )
         self._waiting = Gauge(
             "epochal_data_server_requests_waiting", "Requests that wait for memory.", registry=registry
         )
@@ -57,16 +44,11 @@ class DataServerMetrics:
         """Measure this server and its gate from now on."""
         server.watch(self._observe)
         self._connections.set_function(lambda: len(server.connections))
-        self._strangers.set_function(lambda: server.connections.stranger_count)
-        self._held.set_function(lambda: server.memory.held_bytes)
         self._waiting.set_function(lambda: server.memory.waiting_count)
         self._lag.set_function(lambda: gate.lag_s)
         self._version.set_function(lambda: gate.document_version)
 
-    def _observe(self, event: DataServerEvent) -> None:
-        if isinstance(event, ConnectionShed):
-            self._shed.labels(event.reason).inc()
-            return
+    def _observe(self, event: RequestEnded) -> None:
         if event.duration_s is None:
             self._turned_away.labels(event.failure).inc()
             return

@@ -15,7 +15,7 @@ from epochal.batching.data_check import DataNeeds, look_at_appended, look_at_dat
 from epochal.coordinator_client.api import RunRequests
 from epochal.data_providers.open_data import open_described
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.growing_data import FollowingDataProvider, FollowingFiles
+from epochal.data_providers.providers.growing_data import FollowingDataProvider
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
 from epochal.data_providers.tcp.server import DataServer
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
@@ -160,7 +160,7 @@ async def serving_data(
         await files.aclose()
         raise
     reopen = partial(open_described, config, options.config_path.parent)
-    provider = FollowingFiles(files, reopen, partial(_problems, state), serves=True)
+    provider = FollowingDataProvider(files, reopen, partial(_problems, state), serves=True)
     growing = _Growing(provider)
     gate = CoordinatorGate(coordinator, growing.observe)
     server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)

@@ -7,6 +7,7 @@ import logging
 import socket
 import ssl
 import struct
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 
 from epochal.runtime.connections.per_address import sender_of
@@ -16,6 +17,8 @@ from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
 
 log = logging.getLogger(__name__)
 
+BACKLOG = 512
+"""Number of connections that the system holds until they are accepted."""
 ACCEPTS_AT_A_TIME = 32
 """Maximum number of connections accepted before the requests of others continue."""
 REFUSED_REST_S = 0.01
@@ -31,8 +34,32 @@ RESET = struct.pack("ii", 1, 0)
 """Option with which closing a connection resets it: the system then keeps nothing more of it."""
 TLS_TIMEOUT_S = 20.0
 """Maximum time for a TLS handshake, and for the end of a TLS connection."""
+TLS_BUFFER_BYTES = 64 * 1024
+"""Bytes that a TLS connection receives at a time, and holds while it is idle."""
 
 ProtocolFactory = Callable[[Connection], asyncio.Protocol]
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens, not blocking; 0 picks a port. Raise `OSError` if the address cannot be used."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio sets TCP_NODELAY only if the protocol is given; without it every answer may wait 40 ms.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+class _SmallTlsProtocol(SSLProtocol):
+    """TLS with a smaller buffer for what it receives: asyncio's own has 256 KiB for each connection, idle or not."""
+
+    max_size = TLS_BUFFER_BYTES
 
 
 class Acceptor:
@@ -135,14 +162,26 @@ class Acceptor:
         return True
 
     async def _connect(self, connection: Connection, accepted: socket.socket) -> None:
-        timeout_s = None if self._tls is None else TLS_TIMEOUT_S
-        await self._loop.connect_accepted_socket(
-            lambda: self._protocol_of(connection),
-            accepted,
-            ssl=self._tls,
-            ssl_handshake_timeout=timeout_s,
-            ssl_shutdown_timeout=timeout_s,
+        protocol = self._protocol_of(connection)
+        if self._tls is None:
+            await self._loop.connect_accepted_socket(lambda: protocol, accepted)
+            return
+        ready: asyncio.Future[None] = self._loop.create_future()
+        tls = _SmallTlsProtocol(
+            self._loop,
+            protocol,
+            self._tls,
+            ready,
+            server_side=True,
+            ssl_handshake_timeout=TLS_TIMEOUT_S,  # type: ignore[arg-type]  # seconds may have fractions
+            ssl_shutdown_timeout=TLS_TIMEOUT_S,
         )
+        transport, _ = await self._loop.connect_accepted_socket(lambda: tls, accepted)
+        try:
+            await ready
+        except BaseException:
+            transport.abort()
+            raise
 
     def _opened(self, connection: Connection, accepted: socket.socket, task: asyncio.Task[None]) -> None:
         self._opening.discard(task)

@@ -1,5 +1,6 @@
 """Counts items by sender address, and finds the address with the most of them at once."""
 
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import Generic, TypeVar
@@ -37,6 +38,10 @@ class ByAddress(Generic[T]):
 
     def __len__(self) -> int:
         return self._total
+
+    def addresses(self) -> Iterable[str]:
+        """Return the addresses from which there is something."""
+        return self._held
 
     def count(self, address: str) -> int:
         """Return the number of things from an address."""

@@ -1,11 +1,11 @@
 """The connections of one server: how many each member and address may hold, and which are shed when there are too many.
 
-The rule kept here: strangers go first, then senders, then readers, and a member never makes room for any of them. A
-stranger has not sent the head of a request yet; a sender has, but not its whole body; a reader has sent a whole
-request, without a token; a member has shown a valid one with its last request. Among each of the first three the
-address with the most connections loses its oldest one, so that it cannot take the places of all others. A member has a
-bound of its own. Nobody loses a connection before there was time to ask something: meanwhile others wait in the
-system's queue. How many come a second is bounded by `accept_rates`.
+The rule kept here: strangers go first, then senders, then readers, and a member never makes room for any of them,
+unless the server knows that it cannot ask for anything now. A stranger has not sent the head of a request yet; a sender
+has, but not its whole body; a reader has sent a whole request, without a token; a member has shown a valid one with its
+last request. Among each of the first three the address with the most connections loses its oldest one, so that it
+cannot take the places of all others. A member has a bound of its own. Nobody loses a connection before there was time
+to ask something: meanwhile others wait in the system's queue. How many come a second is bounded by `accept_rates`.
 """
 
 import logging
@@ -114,10 +114,22 @@ class Connection:
 
 
 class ServerConnections:
-    """The connections of one server."""
+    """The connections of one server.
 
-    def __init__(self, limits: ConnectionLimits, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    Args:
+        limits: how many there may be.
+        monotonic_s: seconds on a clock that never goes back.
+        has_claim: returns whether a member may ask for anything now; None: each of them may.
+    """
+
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        has_claim: Callable[[str], bool] | None = None,
+    ) -> None:
         self.limits = limits
+        self._has_claim = has_claim
         self.shed_counts: Counter[Shed] = Counter()
         self.accept_error_count = 0
         self.rates = AcceptRates()
@@ -206,18 +218,26 @@ class ServerConnections:
         connection.abort()
 
     def shed_least(self) -> bool:
-        """End the least important connection; return whether there was one that is no member's."""
+        """End the least important connection; return whether there was one that is no claiming member's."""
         connection = self._least()
         if connection is not None:
             self.shed(connection, Shed.CONNECTIONS)
         return connection is not None
 
     def _least(self) -> Connection | None:
-        """Return the connection that is to make room: one without a request unless readers have taken their places."""
+        """Return the connection that is to make room: one without a request unless others have taken their places."""
         unasked = self._least_without_request()
         if self._count(WITHOUT_REQUEST) * 100 >= self.limits.total * MIN_PERCENT_OF_STRANGERS:
             return unasked
-        return self._held[Peer.READER].oldest_of_most() or unasked
+        return self._held[Peer.READER].oldest_of_most() or self._without_claim() or unasked
+
+    def _without_claim(self) -> Connection | None:
+        """Return a connection of a member that may not ask for anything now."""
+        if self._has_claim is None:
+            return None
+        members = self._held[Peer.MEMBER]
+        idle = next((owner for owner in members.addresses() if not self._has_claim(owner)), None)
+        return None if idle is None else members.oldest(idle)
 
     def _least_without_request(self) -> Connection | None:
         """Return the stranger that is to make room, or a sender if senders have taken their places."""

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from epochal.runtime.connections.accepting import Acceptor
+from epochal.runtime.connections.accepting import Acceptor, listening_socket
 from epochal.runtime.connections.descriptors import connection_limit
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.connections.shedding import (
@@ -28,8 +28,6 @@ from epochal.runtime.connections.shedding import (
 from epochal.runtime.http.file_sending import FileSending, can_send_files
 from epochal.state.errors import InvalidInput
 
-BACKLOG = 512
-"""Number of connections that the system holds until they are accepted."""
 KEEP_ALIVE_S = 75
 SHUTDOWN_TIMEOUT_S = 3
 HEAD_TIMEOUT_S = 20.0
@@ -109,18 +107,10 @@ class Endpoint:
 
     def bind(self) -> socket.socket:
         """Return a listening socket. Raise `InvalidInput` if the address cannot be used."""
-        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-        # asyncio sets TCP_NODELAY only if the protocol is given; without it every answer may wait 40 ms.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((self.host, self.port))
-            listener.listen(BACKLOG)
+            return listening_socket(self.host, self.port)
         except OSError as error:
-            listener.close()
             raise InvalidInput(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from error
-        listener.setblocking(False)
-        return listener
 
     def url_of(self, listener: socket.socket) -> str:
         """Return the base URL of a server on a socket from `bind`."""

@@ -5,10 +5,9 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import numpy as np
@@ -25,8 +24,9 @@ from epochal.data_providers.tcp.client_connection import DataServerAccess, DataS
 from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
-from epochal.data_providers.tcp.server_limits import ServerLimits
+from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
 from epochal.runtime.connections.descriptors import allow_connections, open_files_limit
+from epochal.runtime.connections.shedding import Peer
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.documents import WorkList
 from epochal.state.intervals import BatchId, DataIds
@@ -130,7 +130,7 @@ async def test_thousand_connections_that_never_authenticate_keep_nobody_out(tmp_
             held.callback(writer.close)
         client = await open_client(address)
         assert (await client.get_samples(DataIds(0, 9))).sample_count == 10
-        assert FLOOD // 2 < server.connections.stranger_count <= ServerLimits().max_strangers_per_address
+        assert FLOOD // 2 < server.connections.count(Peer.STRANGER) <= DEFAULT_LIMITS.connections.strangers
         await client.aclose()
 
 
@@ -175,31 +175,3 @@ async def test_folder_that_is_deleted_under_the_server_is_unavailable(large: Loc
         with pytest.raises(SourceUnavailable, match="cannot be read"):
             await client.get_samples(DataIds(0, 0))
         await client.aclose()
-
-
-class DyingDisk(LocalDataProvider):
-    """Files of which nothing is in memory, and nothing can be read beyond the first piece of an answer."""
-
-    def mapped(self, file_number: int) -> None:
-        return None
-
-    def fill(self, file_number: int, stretches: Sequence[Any], *, may_wait: bool) -> bool:
-        if any(offset >= SEND_PIECE_BYTES for offset, _ in stretches):
-            raise SourceUnavailable("a token file cannot be read: Input/output error")
-        return super().fill(file_number, stretches, may_wait=may_wait)
-
-
-async def test_disk_that_dies_inside_an_answer_ends_the_connection(tmp_path: Path) -> None:
-    np.arange(2 * LARGE.sequence_length, dtype="<u2").tofile(tmp_path / "a.bin")
-    dying, sound = DyingDisk.open(tmp_path, LARGE), LocalDataProvider.open(tmp_path, LARGE)
-    async with serving(dying, spec=LARGE) as (_, first), serving(sound, spec=LARGE) as (_, second):
-        alone = await open_client(first)
-        with pytest.raises(SourceUnavailable, match="closed the connection"):
-            await alone.get_samples(DataIds(0, 0))
-        with pytest.raises(SourceUnavailable, match="Input/output error"):
-            await alone.get_samples(DataIds(1, 1))
-        both = await TcpDataProvider.open((first, second), lambda: "good", spread=0.0)
-        expected = np.arange(2 * LARGE.sequence_length, dtype="<u2")
-        assert np.array_equal((await both.get_samples(DataIds(0, 1))).input_ids, expected)
-        for client in (alone, both):
-            await client.aclose()

@@ -19,12 +19,12 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
 )
 from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
-from epochal.data_providers.tcp.server import ConnectionShed, DataServer, DataServerEvent
+from epochal.data_providers.tcp.server import DataServer
 from epochal.data_providers.tcp.server_limits import ServerLimits
+from epochal.runtime.connections.shedding import Shed
 from epochal.state.intervals import DataIds
-from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
-from tests.support.servers.data_server import HOST, ask_without_reading, open_client, serving
+from tests.support.servers.data_server import HOST, NamingGate, ask_without_reading, open_client, serving
 
 SPEC = DatasetSpec(2, 2**20)
 """Samples of 2 MiB."""
@@ -33,19 +33,6 @@ PIECES = DataIds(0, 7)
 """An answer of 16 MiB, more than the system keeps for a connection."""
 ROOM_FOR_TWO = 2 * (ANSWER_BYTES + SEND_PIECE_BYTES)
 READERS = 8
-
-
-class NamingGate:
-    """Admits everyone as the client that the ticket names, and allows everything."""
-
-    async def admit(self, run_id: str, ticket: str) -> ClientId:
-        return ClientId(ticket)
-
-    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
-        """Allow it."""
-
-    def is_in_rounds(self, client_id: ClientId) -> bool:
-        return True
 
 
 async def asking(address: DataServerAddress, name: str) -> socket.socket:
@@ -59,33 +46,31 @@ async def until_none(server: DataServer) -> None:
 
 
 async def test_answers_that_nobody_reads_hold_bounded_memory_and_end() -> None:
-    limits = ServerLimits(max_answer_bytes=ROOM_FOR_TWO, slow_after_s=0.3, shutdown_timeout_s=0.2)
-    events: list[DataServerEvent] = []
+    limits = ServerLimits(
+        max_answer_bytes=ROOM_FOR_TWO, slow_after_s=0.1, least_bytes_per_s=2**40, shutdown_timeout_s=0.2
+    )
     async with (
         asyncio.timeout(BOUND_S),
         serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address),
     ):
-        server.watch(events.append)
         with contextlib.ExitStack() as open_sockets:
             for number in range(READERS):
                 open_sockets.enter_context(await asking(address, f"{number:032x}"))
                 assert server.memory.held_bytes <= ROOM_FOR_TWO
             await until_none(server)
         assert server.memory.held_bytes == 0
-        assert ConnectionShed("slow") in events, "closed although the peer neither reads nor closes"
+        assert server.connections.shed_counts[Shed.UNREAD], "closed although the peer neither reads nor closes"
 
 
 async def test_answer_that_is_not_received_in_its_time_ends() -> None:
     limits = ServerLimits(send_timeout_s=0.3, slow_after_s=10 * BOUND_S, shutdown_timeout_s=0.2)
-    events: list[DataServerEvent] = []
     async with (
         asyncio.timeout(BOUND_S),
         serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (server, address),
     ):
-        server.watch(events.append)
         with await asking(address, "1" * 32):
             await until_none(server)
-    assert ConnectionShed("slow") in events
+    assert server.connections.shed_counts[Shed.UNREAD]
 
 
 async def test_request_that_does_not_arrive_whole_ends_the_connection() -> None:
@@ -120,7 +105,11 @@ async def test_request_for_more_than_an_answer_holds_is_refused() -> None:
 
 async def test_slow_readers_give_way_to_a_client_that_waits_for_memory() -> None:
     limits = ServerLimits(
-        max_answer_bytes=ROOM_FOR_TWO, slow_after_s=60, slow_after_when_full_s=0.2, shutdown_timeout_s=0.2
+        max_answer_bytes=ROOM_FOR_TWO,
+        slow_after_s=60,
+        slow_after_when_full_s=0.1,
+        least_bytes_per_s=2**40,
+        shutdown_timeout_s=0.2,
     )
     async with (
         asyncio.timeout(BOUND_S),

@@ -147,7 +147,7 @@ def coordinator(
         is_restored=restored,
         wait_for_store_s=wait_for_store,
         notified=notified_of(state),
-        other_connections=0 if data_config is None else DEFAULT_LIMITS.connection_count,
+        other_connections=0 if data_config is None else DEFAULT_LIMITS.connections.total,
         allowed_hosts=tuple(allowed_host or ()),
         new_admin_token=new_admin_token,
         new_coordinator_key=new_coordinator_key,

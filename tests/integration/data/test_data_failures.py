@@ -118,7 +118,7 @@ async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_pa
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         allowed, _ = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
-        assert allowed > ServerLimits().max_connections
+        assert allowed > ServerLimits().connections.total
 
 
 @pytest.mark.nightly

@@ -10,8 +10,7 @@ from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected
 from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
-from epochal.data_providers.tcp.gate import ANYONE, Gate
-from epochal.data_providers.tcp.server import DataServer
+from epochal.data_providers.tcp.server import DataServer, Gate
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
@@ -21,20 +20,24 @@ from tests.support.data.open_gate import OpenGate
 HOST = "127.0.0.1"
 
 
-class HalfGate:
+class HalfGate(OpenGate):
     """Admits the ticket "good", and allows data indices below 50."""
 
     async def admit(self, run_id: str, ticket: str) -> ClientId:
         if ticket != "good":
             raise Rejected(f"the ticket {ticket} is bad")
-        return ANYONE
+        return await super().admit(run_id, ticket)
 
     async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
         if data_ids.end >= 50:
             raise Rejected("not yours")
 
-    def is_in_rounds(self, client_id: ClientId) -> bool:
-        return True
+
+class NamingGate(OpenGate):
+    """Admits everyone as the client that the ticket names, and allows everything."""
+
+    async def admit(self, run_id: str, ticket: str) -> ClientId:
+        return ClientId(ticket)
 
 
 @asynccontextmanager

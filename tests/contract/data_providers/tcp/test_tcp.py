@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -30,8 +29,9 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from epochal.data_providers.tcp.server import DataServerEvent, RequestEnded
+from epochal.data_providers.tcp.server import RequestEnded
 from epochal.data_providers.tcp.server_limits import ServerLimits
+from epochal.runtime.connections.shedding import ConnectionLimits, Shed
 from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
@@ -39,20 +39,7 @@ from epochal.trainers.mesh.mesh_options import MAX_PROCESSES
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_files import SPEC, write_dataset
 from tests.support.data.open_gate import OpenGate
-from tests.support.servers.data_server import HOST, HalfGate, open_client, serving
-
-
-class NamingGate:
-    """Admits everyone as the client that the ticket names, and allows everything."""
-
-    async def admit(self, run_id: str, ticket: str) -> ClientId:
-        return ClientId(ticket)
-
-    async def allow(self, client_id: ClientId, data_ids: DataIds, version: int) -> None:
-        """Nothing, always."""
-
-    def is_in_rounds(self, client_id: ClientId) -> bool:
-        return True
+from tests.support.servers.data_server import HOST, HalfGate, NamingGate, open_client, serving
 
 
 class Scripted:
@@ -254,48 +241,29 @@ async def expect_unavailable(client: TcpDataProvider) -> None:
 
 
 async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: LocalDataProvider) -> None:
-    async with serving(source, limits=ServerLimits(max_connections=1)) as (_, address):
+    async with serving(source, limits=ServerLimits(ConnectionLimits(total=1))) as (_, address):
         first = await open_client(address)
-        with pytest.raises(SourceUnavailable, match="full"):
+        with pytest.raises(SourceUnavailable, match="closed the connection"):
             await open_client(address)
         assert (await first.get_samples(DataIds(0, 0))).sample_count == 1
         await first.aclose()
 
 
-async def test_tcp_connections_above_a_clients_share_take_no_other_clients_place(source: LocalDataProvider) -> None:
-    limits = ServerLimits(max_connections=4, max_connections_per_client=2, shutdown_timeout_s=0.2)
-    async with serving(source, NamingGate(), limits) as (_, address), asyncio.timeout(BOUND_S):
-        greedy = [await open_client(address, "greedy") for _ in range(2)]
-        for _ in range(4):
-            with pytest.raises(SourceUnavailable, match="client greedy already has 2 connections"):
-                await open_client(address, "greedy")
+async def test_tcp_connections_above_a_clients_share_take_its_own_places(source: LocalDataProvider) -> None:
+    limits = ServerLimits(ConnectionLimits(total=4, per_member=2), shutdown_timeout_s=0.2)
+    async with serving(source, NamingGate(), limits) as (server, address), asyncio.timeout(BOUND_S):
         other = await open_client(address, "other")
-        assert (await other.get_samples(DataIds(0, 0))).sample_count == 1
-        assert (await greedy[1].get_samples(DataIds(0, 0))).sample_count == 1
-        await greedy[0].aclose()
-        greedy.append(await open_when_there_is_room(address, "greedy"))
-        assert (await greedy[2].get_samples(DataIds(0, 0))).sample_count == 1
-        for client in (other, *greedy[1:]):
+        greedy = [await open_client(address, "greedy") for _ in range(5)]
+        assert server.connections.shed_counts == {Shed.MEMBER: 3}
+        for client in (other, greedy[-1]):
+            assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
+        for client in (other, *greedy):
             await client.aclose()
 
 
 def test_tcp_bound_on_a_clients_connections_has_room_for_its_mesh_twice() -> None:
-    limits = ServerLimits()
-    assert 2 * (MAX_PROCESSES + 1) <= limits.max_connections_per_client <= limits.max_connections // 4
-
-
-async def open_when_there_is_room(address: DataServerAddress, ticket: str) -> TcpDataProvider:
-    while True:
-        with suppress(SourceUnavailable):
-            return await open_client(address, ticket)
-
-
-async def test_tcp_open_gate_knows_no_client_and_gives_everyone_a_place(source: LocalDataProvider) -> None:
-    async with serving(source, limits=ServerLimits(max_connections_per_client=1)) as (_, address):
-        clients = [await open_client(address) for _ in range(3)]
-        for client in clients:
-            assert (await client.get_samples(DataIds(0, 0))).sample_count == 1
-            await client.aclose()
+    limits = ServerLimits().connections
+    assert 2 * (MAX_PROCESSES + 1) <= limits.per_member <= limits.total // 4
 
 
 async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
@@ -311,7 +279,7 @@ async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
 async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataProvider) -> None:
     broken = Scripted(CorruptData("a hole"))
     broken.go.set()
-    seen: list[DataServerEvent] = []
+    seen: list[RequestEnded] = []
     for provider in (source, broken):
         async with serving(provider) as (server, address):
             server.watch(seen.append)
@@ -330,7 +298,7 @@ async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataPr
 
 
 async def test_watcher_is_told_of_a_client_turned_away(source: LocalDataProvider) -> None:
-    seen: list[DataServerEvent] = []
+    seen: list[RequestEnded] = []
     async with serving(source, HalfGate()) as (server, address):
         server.watch(seen.append)
         with pytest.raises(Rejected):

