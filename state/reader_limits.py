@@ -36,8 +36,6 @@ MAX_NPY_HEADER_BYTES = 4096
 
 MAX_ZSTD_WINDOW_BYTES = 128 * 1024**2
 """Memory that a zstd file may ask for (its window: `zstd --long=27`)."""
-MAX_XZ_MEMORY_BYTES = 256 * 1024**2
-"""Memory that an xz file may ask for."""
 MAX_EXPANSION = 200
 """Times its size to which a file may unpack whose unpacked size nobody announces; text does to 3 to 20."""
 ALWAYS_UNPACKED_BYTES = 64 * 1024**2

@@ -1,25 +1,22 @@
 """Compressed files: which compression a name means, and a reader of the bytes within.
 
-`gz`, `bz2` and `xz` are Python's own; `zstd` needs zstandard (`pip install 'epochal[compression]'`).
+`gz` is Python's own; `zstd` needs zstandard (`pip install 'epochal[compression]'`).
 Every reader gives at most as many bytes as it is asked for, so that a file that unpacks to a thousand times its size
 costs its reader nothing but the refusal.
 """
 
-import bz2
 import gzip
 import io
-import lzma
 import zlib
 from collections.abc import Callable
-from functools import partial
-from typing import Any, BinaryIO, TypeAlias, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.waits import decoding
 from epochal.state.errors import ExtraMissing
-from epochal.state.reader_limits import MAX_XZ_MEMORY_BYTES, MAX_ZSTD_WINDOW_BYTES
+from epochal.state.reader_limits import MAX_ZSTD_WINDOW_BYTES
 
-SUFFIXES = {".zst": "zstd", ".gz": "gz", ".bz2": "bz2", ".xz": "xz"}
+SUFFIXES = {".zst": "zstd", ".gz": "gz"}
 """The compression by a file's name."""
 _PART_BYTES = 1024**2
 _ZSTD_PART_BYTES = 256
@@ -87,50 +84,10 @@ def _buffered(file: BinaryIO) -> io.BufferedReader:
 
 
 def _gz(file: BinaryIO) -> Opened:
-    packed = _not_empty(_buffered(file))
-    return (EOFError, zlib.error, gzip.BadGzipFile), gzip.GzipFile(fileobj=packed, mode="rb").read
-
-
-def _bz2(file: BinaryIO) -> Opened:
-    return (EOFError, OSError, ValueError), _streams(bz2.BZ2Decompressor, _buffered(file))
-
-
-def _xz(file: BinaryIO) -> Opened:
-    make = partial(lzma.LZMADecompressor, memlimit=MAX_XZ_MEMORY_BYTES)
-    return (EOFError, lzma.LZMAError), _streams(make, _buffered(file))
-
-
-def _streams(make: Callable[[], Any], packed: io.BufferedReader) -> Callable[[int], bytes]:
-    """Return a reader of streams one after the other. (Python's own takes damage after the first for the end.)"""
-    decompressor, is_at_rest = make(), False
-
-    def read(size_bytes: int) -> bytes:
-        nonlocal decompressor, is_at_rest
-        found = b""
-        while not found:
-            more = b""
-            if decompressor.eof:
-                more = (b"" if is_at_rest else decompressor.unused_data) or packed.read(_PART_BYTES)
-                is_at_rest = True
-                if not more.strip(b"\0"):  # xz pads with zeros
-                    if not more:
-                        return b""
-                    continue
-                decompressor, is_at_rest = make(), False
-            elif decompressor.needs_input:
-                more = packed.read(_PART_BYTES)
-                if not more:
-                    raise EOFError("the file ends within a stream")
-            found = decompressor.decompress(more, size_bytes)
-        return bytes(found)
-
-    return read
-
-
-def _not_empty(packed: io.BufferedReader) -> io.BufferedReader:
+    packed = _buffered(file)
     if not packed.peek(1):
         raise EOFError("the file is empty")
-    return packed
+    return (EOFError, zlib.error, gzip.BadGzipFile), gzip.GzipFile(fileobj=packed, mode="rb").read
 
 
 def _zstd(file: BinaryIO) -> Opened:
@@ -160,9 +117,4 @@ def _zstd(file: BinaryIO) -> Opened:
     return (zstandard.ZstdError, EOFError), read
 
 
-_READERS: dict[str, Callable[[BinaryIO], Opened]] = {
-    "gz": _gz,
-    "bz2": _bz2,
-    "xz": _xz,
-    "zstd": _zstd,
-}
+_READERS: dict[str, Callable[[BinaryIO], Opened]] = {"gz": _gz, "zstd": _zstd}

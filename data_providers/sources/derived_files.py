@@ -8,7 +8,6 @@ damaged one is made again. At the limit the least recently used ones are deleted
 
 import contextlib
 import hashlib
-import io
 import os
 import shutil
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
+from epochal.data_providers.sources.range_file import SeekableFile
 from epochal.state.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -71,31 +71,16 @@ class SpooledFile:
         return digest.digest() == os.pread(self._fd, _DIGEST_BYTES, 0)
 
 
-class SpooledReader(io.RawIOBase):
+class SpooledReader(SeekableFile):
     """A file of a spool as Python's file object."""
 
     def __init__(self, file: SpooledFile) -> None:
-        super().__init__()
+        super().__init__(file.size_bytes)
         self._file = file
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
 
     def readinto(self, into: "WriteableBuffer", /) -> int:
         view = memoryview(into).cast("B")
-        view = view[: max(0, min(len(view), self._file.size_bytes - self._at))]
+        view = view[: max(0, min(len(view), self._size_bytes - self._at))]
         self._file.read_into(self._at, view)
         self._at += len(view)
         return len(view)

@@ -3,13 +3,11 @@
 `huggingface_hub` (an extra, `epochal[hub]`) downloads the files of one split into its own cache, and they are read from
 there; without a network, or with HF_HUB_OFFLINE, what the cache holds is used. The rules kept here: the revision is
 resolved to a commit first, of which all files are, and which is part of the data's fingerprint; a split of which only
-some files are there is never taken for a whole one. A repository without parquet files is read as the Hub converted it,
-at its revision `refs/convert/parquet`.
+some of the numbered files are there is never taken for a whole one. A repository without parquet files is read as the
+Hub converted it, at its revision `refs/convert/parquet`.
 """
 
-import json
 import logging
-import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
@@ -146,7 +144,6 @@ def _fetched(dataset: HubDataset, split: str, with_token: bool) -> HubFiles:
             if not any(name.endswith(PARQUET_SUFFIX) for name in sizes) and dataset.revision is None:
                 continue
             chosen = _chosen(dataset, sizes, split)
-            _note_listing(dataset, about.sha, sizes)
             _check_room(dataset, about.sha, {name: sizes[name] for name in chosen.values()})
             folder = library.snapshot_download(
                 dataset.name,
@@ -173,12 +170,11 @@ def _from_cache(dataset: HubDataset, split: str, reason: str) -> HubFiles:
         folder = _repository(dataset) / "snapshots" / (commit or "")
         if commit is None or not folder.is_dir():
             continue
-        sizes = _listing(dataset, commit) or dict(_held(folder))
-        if not any(name.endswith(PARQUET_SUFFIX) for name in sizes) and dataset.revision is None:
+        sizes = dict.fromkeys(_held(folder), 0)
+        if not sizes and dataset.revision is None:
             continue
         chosen = _chosen(dataset, sizes, split)
-        missing = next((name for name in chosen.values() if not (folder / name).is_file()), None)
-        missing = missing or _missing_number(chosen.values())
+        missing = _missing_number(chosen.values())
         if missing is not None:
             raise InvalidInput(
                 f"{dataset} at {commit}: the Hub's cache does not hold {missing}, and {reason}", place=str(dataset)
@@ -240,34 +236,11 @@ def _commit_in_cache(dataset: HubDataset, revision: str) -> str | None:
     return None
 
 
-def _listing_path(dataset: HubDataset, commit: str) -> Path:
-    return _repository(dataset) / "epochal" / f"{commit}.json"
-
-
-def _note_listing(dataset: HubDataset, commit: str, sizes: Mapping[str, int]) -> None:
-    """Note beside the cache's files what the repository holds, so that a part of it is not taken for the whole."""
-    path = _listing_path(dataset, commit)
-    with suppress(OSError):  # then the names alone must tell
-        path.parent.mkdir(parents=True, exist_ok=True)
-        incoming = path.with_suffix(f".{os.getpid()}")
-        incoming.write_text(json.dumps(sizes), encoding="utf-8")
-        incoming.replace(path)
-
-
-def _listing(dataset: HubDataset, commit: str) -> dict[str, int] | None:
-    try:
-        found = json.loads(_listing_path(dataset, commit).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    is_listing = isinstance(found, dict) and all(type(size) is int for size in found.values())
-    return found if is_listing else None
-
-
-def _held(folder: Path) -> Iterator[tuple[str, int]]:
+def _held(folder: Path) -> Iterator[str]:
     for path in folder.rglob("*" + PARQUET_SUFFIX):
         name = path.relative_to(folder).as_posix()
         if path.is_file() and not is_hidden(name):
-            yield name, 0
+            yield name
 
 
 def _missing_number(names: Collection[str]) -> str | None:

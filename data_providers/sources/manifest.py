@@ -55,22 +55,20 @@ class ListedFile:
 
     Attributes:
         hashes: `_HASH_BYTES` for each block of `block_bytes`.
-        sha256: of the whole file, in hex; "" in a manifest that was written before there was one.
+        sha256: of the whole file, in hex.
         encoding: how the file's tokens were made, if it is known.
     """
 
     size_bytes: int
     hashes: bytes
     block_bytes: int
-    sha256: str = ""
+    sha256: str
     encoding: TokenEncoding | None = None
 
     @property
     def content(self) -> str:
-        """The name of the file's content: equal for equal bytes, if manifests of the same kind list both."""
-        if self.sha256:
-            return f"sha256:{self.sha256}"
-        return f"blocks:{self.block_bytes}:{hashlib.sha256(self.hashes).hexdigest()}"
+        """The name of the file's content: equal for equal bytes."""
+        return f"sha256:{self.sha256}"
 
     @property
     def block_count(self) -> int:
@@ -120,8 +118,8 @@ def _listed(place: str, name: str, entry: Any, block_bytes: int) -> ListedFile:
     size_bytes, hashes = entry["size_bytes"], base64.b64decode(entry["hashes"], validate=True)
     if type(size_bytes) is not int or size_bytes < 0 or len(hashes) != _HASH_BYTES * -(-size_bytes // block_bytes):
         raise CorruptData(f"{place}: {name} has {size_bytes!r} bytes and {len(hashes) // _HASH_BYTES} hashes")
-    sha256 = entry.get("sha256", "")
-    if type(sha256) is not str or (sha256 and not _SHA256.fullmatch(sha256)):
+    sha256 = entry["sha256"]
+    if type(sha256) is not str or not _SHA256.fullmatch(sha256):
         raise CorruptData(f"{place}: {name} has the sha256 {sha256!r}; allowed: 64 hex digits in lower case")
     encoding = None if entry.get("encoding") is None else TokenEncoding.parse(entry["encoding"])
     return ListedFile(size_bytes, hashes, block_bytes, sha256, encoding)
@@ -205,7 +203,7 @@ def _verify_file(path: Path, listed: ListedFile, work: LongWork) -> None:
             work.advance(len(block))
             if block_hash(block) != listed.hash_of(number):
                 raise CorruptData(f"{path}: block {number} of {size} bytes differs from the manifest")
-    if listed.sha256 and whole.hexdigest() != listed.sha256:
+    if whole.hexdigest() != listed.sha256:
         raise CorruptData(f"{path}: the manifest contradicts itself: the blocks match, and the SHA-256 does not")
 
 

@@ -52,11 +52,6 @@ class Body(Protocol):
 
 Choose = Callable[[ClientResponse], Body | None]
 """Returns what takes the body of an answer; None if nobody wants it."""
-Took = Callable[[float], None]
-
-
-def _ignore(seconds: float) -> None:
-    """Do nothing."""
 
 
 class Requester:
@@ -97,14 +92,13 @@ class Requester:
         self.received_bytes = 0
         """Number of bytes of bodies that came."""
 
-    async def ask(self, url: str, ranges: str, choose: Choose, *, took: Took = _ignore) -> ClientResponse:
+    async def ask(self, url: str, ranges: str, choose: Choose) -> ClientResponse:
         """Request ranges of a file, and return the answer once its body is in the places from `choose`.
 
         Args:
             url: of the file.
             ranges: the value of the `Range` header.
             choose: returns what takes the body of an answer that is not a redirect.
-            took: is told the seconds from the request to the end of its answer, also of one that fails.
 
         Raises:
             SourceUnavailable: no answer, an interrupted or a slow one; retry.
@@ -114,13 +108,8 @@ class Requester:
         """
         shown = without_secrets(url)
         try:
-            async with self._turns:
-                begun_s = asyncio.get_running_loop().time()
-                try:
-                    async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                        return await self._ask(url, ranges, choose)
-                finally:
-                    took(asyncio.get_running_loop().time() - begun_s)
+            async with self._turns, asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await self._ask(url, ranges, choose)
         except DataError:
             self._led_to.pop(url, None)
             raise

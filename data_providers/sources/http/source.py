@@ -212,15 +212,15 @@ class HttpSource:
 
     async def _fill(self, file: _RemoteFile, target: Filling) -> None:
         """Request the missing bytes of a target until it is complete, within the bounds of the options."""
-        attempts = Attempts(self._options.retry, file.listed.place)
+        attempts = Attempts(self._options.retry)
         while target.missing:
             held = target.filled
             try:
-                await self._continue(file, target, attempts)
+                await self._continue(file, target)
             except DataError as error:
                 await attempts.failed(error, target.filled - held)
 
-    async def _continue(self, file: _RemoteFile, target: Filling, attempts: Attempts) -> None:
+    async def _continue(self, file: _RemoteFile, target: Filling) -> None:
         """Request the missing bytes of the target once."""
         begin, stop, url = target.start + target.filled, target.stop, file.listed.place
         ranges = range_field((target,))
@@ -246,7 +246,7 @@ class HttpSource:
                 )
             return RangeBody(target, begin - first, end - first, url)
 
-        head = await self._requester.ask(file.url, ranges, into_target, took=attempts.spend)
+        head = await self._requester.ask(file.url, ranges, into_target)
         if head.status not in WITH_BYTES:
             announced_range(head, url, ranges)
 

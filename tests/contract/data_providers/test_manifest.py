@@ -186,7 +186,8 @@ def test_missing_manifest_and_blocks_of_a_wrong_size_are_refused(tmp_path: Path)
             write_manifest(tmp_path, [], block_bytes)
 
 
-MANIFEST = {"format": "epochal/manifest/v1", "block_bytes": 4096, "files": {"a": {"size_bytes": 0, "hashes": ""}}}
+EMPTY = {"size_bytes": 0, "sha256": "0" * 64, "hashes": ""}
+MANIFEST = {"format": "epochal/manifest/v1", "block_bytes": 4096, "files": {"a": EMPTY}}
 SPOILED: dict[str, Callable[[dict[str, Any]], object]] = {
     "format": lambda found: found.update(format="v0"),
     "block": lambda found: found.update(block_bytes=1),

@@ -16,5 +16,5 @@ def test_a_manifest_names_the_sha256_of_each_whole_file(tmp_path: Path) -> None:
 
 
 def test_fields_that_a_reader_does_not_know_are_ignored(tmp_path: Path) -> None:
-    files = {"a.bin": {"size_bytes": 0, "hashes": "", "tokens": 0}}
+    files = {"a.bin": {"size_bytes": 0, "sha256": "0" * 64, "hashes": "", "tokens": 0}}
     assert parse_manifest(manifest_text(files, more={"preparation": {}}).encode(), "m")["a.bin"].size_bytes == 0
