@@ -1,11 +1,10 @@
 """The gate of a run's data server: it follows the coordinator, and lets a client read its assigned data indices.
 
-It reads only public documents: the run document by long poll, and its rosters, work lists and configuration, from which
-it computes who may read which data indices: those of the present round, of the one before, and of the provisional next
-one, which clients fetch ahead. A client often asks a moment before the server has seen the new round; so
-the gate waits `CATCH_UP_S` for news before it refuses, and refuses only if it can reach the coordinator. Where the
-coordinator tells it late or refuses its long poll, because the gate has no token and thousands of others wait, the gate
-asks without waiting, `ASK_AFTER_S` after its client did.
+It reads only public documents: the run document, every `POLL_PERIOD_S`, and its rosters, work lists and configuration,
+from which it computes who may read which data indices: those of the present round, of the one before, and of the
+provisional next one, which clients fetch ahead. A client often asks a moment before the server has seen the new round:
+the gate then asks the coordinator at once, waits `CATCH_UP_S` for news before it refuses, and refuses only if it can
+reach the coordinator.
 """
 
 import asyncio
@@ -13,7 +12,8 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import TypeVar
 
 import jwt
@@ -24,7 +24,6 @@ from epochal.coordinator_client.follow import DocumentFeed
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.tcp.frames import ANY_VERSION
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.connections.throttled_log import RareLog
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from epochal.state.config.state_file import StateFile
@@ -32,20 +31,20 @@ from epochal.state.documents import Roster, RoundAhead, RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.intervals import DataIds, coalesce
 from epochal.state.messages.requests import DATA_TICKET_AUDIENCE
-from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Seed, Sha256
 
 CLOCK_LEEWAY_S = 60.0
 """Allowed difference between the server's clock and the coordinator's when a ticket's expiry is checked."""
 
 CATCH_UP_S = 5.0
-ASK_AFTER_S = 0.2
-"""Time without news of the round for which a client waits, after which the gate asks by itself; and the shortest time
-between two such requests."""
+POLL_PERIOD_S = 1.0
+"""Time between two requests for the run document while no client waits for a round that was not seen yet."""
+MIN_POLL_PERIOD_S = 0.05
+"""The same while one does."""
+ASK_AGAIN_S = 0.2
+"""Time without news after which a waiting client lets the gate ask once more."""
 KEPT_ROUNDS = 2
 """The round under way and the one before, whose clients may still be reading."""
-
-LONG_POLL_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,11 +79,8 @@ class CoordinatorGate:
         self._ahead_of: tuple[Seed, RoundAhead | None] | None = None
         self._rosters: dict[Sha256, Roster] = {}
         self._news = Broadcast()
-        self._waiting: asyncio.Timeout | None = None
-        """The wait that a client's question cuts short."""
-        self._was_asked = False
-        self._asked_at_s = -math.inf
-        self._crowded = RareLog(_log, "coordinator is crowded")
+        self._asked = asyncio.Event()
+        """Set while a client waits for a round that was not seen yet."""
 
     @property
     def lag_s(self) -> float:
@@ -150,15 +146,11 @@ class CoordinatorGate:
         feed = DocumentFeed(self._coordinator)
         while True:
             try:
-                self._pending = await self._newest(feed) or self._pending
+                self._pending = await feed.poll(0.0) or self._pending
                 if self._pending is not None:  # the newest document, or one whose round could not be read before
                     await self._read_round(self._pending)
                     self._pending = None
             except (CoordinatorUnreachable, Refused, InvalidInput) as error:
-                if isinstance(error, Refused) and error.kind == Refusal.OVERLOADED:
-                    self._crowded.note("no place to wait for news of the run; `epochal token data-server` gives one")
-                    await self._until_asked(backoff.wait(error))
-                    continue
                 if self._is_reachable or self._document is None:
                     _log.warning("coordinator unreachable", extra={"error": str(error)})
                 self._is_reachable = False
@@ -166,33 +158,15 @@ class CoordinatorGate:
             else:
                 self._is_reachable, self._reached_at_s = True, time.monotonic()
                 backoff.reset()
+                await self._until_asked()
 
-    async def _newest(self, feed: DocumentFeed) -> RunDocument | None:
-        """Return the newest document, or None, as soon as there is a newer one or a client asks."""
-        if self._pending is None and not self._was_asked:
-            found = await self._until_asked(feed.poll(LONG_POLL_S))
-            if not self._was_asked:
-                return found
-        self._was_asked = False
-        return await feed.poll(0.0)
-
-    async def _until_asked(self, waiting: Coroutine[object, object, T]) -> T | None:
-        """Return the result, or None as soon as a client waits for a round that was not seen yet."""
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await waiting
-        except TimeoutError:
-            self._was_asked = True
-            return None
-        finally:
-            self._waiting = None
-
-    def _ask(self) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self._waiting is not None and now_s >= self._asked_at_s + ASK_AFTER_S:
-            self._asked_at_s = now_s
-            self._waiting.reschedule(now_s)
-            self._waiting = None
+    async def _until_asked(self) -> None:
+        """Return when it is time for the next request: soon if a client waits for news, else after the period."""
+        await asyncio.sleep(MIN_POLL_PERIOD_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(POLL_PERIOD_S):
+                await self._asked.wait()
+        self._asked.clear()
 
     async def _read_round(self, document: RunDocument) -> None:
         known = self._document
@@ -247,11 +221,10 @@ class CoordinatorGate:
         try:
             async with asyncio.timeout(CATCH_UP_S):
                 while (found := probe()) is None:
-                    try:
-                        async with asyncio.timeout(ASK_AFTER_S):
+                    self._asked.set()
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(ASK_AGAIN_S):
                             await self._news.wait()
-                    except TimeoutError:
-                        self._ask()
         except TimeoutError:
             return None
         return found

@@ -1,33 +1,24 @@
 """What a data server sees of a coordinator: documents that a test publishes, over real HTTP."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.coordinator.machine.parts.run_identity import config_json
-from epochal.runtime.broadcast import Broadcast
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Roster, RosterEntry, RoundAhead, RunDocument, WorkList
 from epochal.state.intervals import BatchId
 from epochal.state.phase_names import RunState
-from epochal.state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
 from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, to_plain
 from tests.support.data.documents import round_head, run_document
 from tests.support.servers.data_http import HttpReply, HttpRequest, json_reply
 
-CROWDED_RETRY_S = 5
-"""What a refused request is asked to wait."""
 CLIENTS = tuple(ClientId(f"{number:032x}") for number in range(3))
 
 
 class PublishedRun:
-    """Answers the routes that everybody may read; `away` answers 503 as a proxy does for a coordinator that is gone.
-
-    `crowded` refuses every request that waits, as the coordinator does where thousands of strangers wait already;
-    `silent` answers such a request only when its wait is over.
-    """
+    """Answers the routes that everybody may read; `away` answers 503 as a proxy does for a coordinator that is gone."""
 
     def __init__(self, state: StateFile) -> None:
         self._key = SigningKey(bytes(range(32)))
@@ -37,9 +28,6 @@ class PublishedRun:
         self.roster = Roster(tuple(RosterEntry(client_id, 1) for client_id in CLIENTS))
         self.document = self._document(RunState.WARMUP)
         self.away = False
-        self.crowded = False
-        self.silent = False
-        self.news = Broadcast()
 
     def keep(self, document: Any) -> Sha256:
         """Serve an immutable document."""
@@ -53,16 +41,11 @@ class PublishedRun:
             round_head(step), roster_sha256=self.keep(self.roster), work_sha256=self.keep(WorkList((), work))
         )
         changes.setdefault("version", step + 1)
-        self.announce(self._document(RunState.ROUND_TRAIN, step, round=head, **changes))
+        self.document = self._document(RunState.ROUND_TRAIN, step, round=head, **changes)
 
     def ahead(self, work: tuple[BatchId, ...]) -> RoundAhead:
         """Serve and return a provisional next round over these batches."""
         return RoundAhead(self.keep(self.roster), self.keep(WorkList((), work)))
-
-    def announce(self, document: RunDocument) -> None:
-        """Publish a document."""
-        self.document = document
-        self.news.notify()
 
     def _document(self, run_state: RunState, step: int = 1, **changes: Any) -> RunDocument:
         parts = {"config_sha256": self.config_sha256, "coordinator_key": self._key.public_key_hex, "version": 1}
@@ -76,22 +59,10 @@ class PublishedRun:
         if request.path != f"/v1/runs/{self.document.run_id}":
             found = self.documents.get(request.path.rsplit("/", 1)[-1])
             return HttpReply(404) if found is None else json_reply(found)
-        waits = float(request.query.get("wait_s", "0")) > 0
-        if self.crowded and waits:
-            problem = {"type": PROBLEM_TYPE_PREFIX + Refusal.OVERLOADED, "detail": "too many requests are waiting"}
-            return HttpReply(
-                503, canonical_json(problem), {"Content-Type": PROBLEM_JSON, "Retry-After": f"{CROWDED_RETRY_S}"}
-            )
-        if "after" in request.query and ((self.silent and waits) or self._is_known(request)):
-            try:
-                async with asyncio.timeout(float(request.query["wait_s"])):
-                    await self.news.wait()
-                    if self.silent:
-                        await asyncio.get_running_loop().create_future()
-            except TimeoutError:
-                return HttpReply(304)
-        return HttpReply(503) if self.away else HttpReply(200, canonical_json(self.document))
+        return HttpReply(304) if self._is_known(request) else HttpReply(200, canonical_json(self.document))
 
     def _is_known(self, request: HttpRequest) -> bool:
+        if "after" not in request.query:
+            return False
         same_lineage = request.query["lineage"] == self.document.lineage
         return same_lineage and self.document.version <= int(request.query["after"])

@@ -28,7 +28,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.data_files import SPEC, write_dataset
 from tests.support.data.documents import round_head
 from tests.support.data.states import state_file
-from tests.support.servers.data_coordinator import CLIENTS, CROWDED_RETRY_S, PublishedRun
+from tests.support.servers.data_coordinator import CLIENTS, PublishedRun
 from tests.support.servers.data_http import http_server
 from tests.support.servers.data_server import serving
 
@@ -193,27 +193,6 @@ async def test_gate_waits_for_a_round_that_it_has_not_seen_yet(run: PublishedRun
         await asking
 
 
-async def test_gate_asks_for_a_round_of_which_its_long_poll_is_not_told(run: PublishedRun) -> None:
-    run.silent = True
-    later = (BatchId(200, 211),)
-    async with following(run) as gate, asyncio.timeout(BOUND_S):
-        await gate.admit(RUN, run.tokens.data_ticket(CLIENTS[0], time.time()))
-        run.publish(1, later)
-        await gate.allow(CLIENTS[0], data_of(CLIENTS[0], later)[0])
-
-
-async def test_gate_whose_long_polls_are_refused_goes_on_round_after_round(run: PublishedRun) -> None:
-    run.crowded = True
-    works = [(BatchId(12 * number, 12 * number + 11),) for number in range(3)]
-    async with (
-        following(run) as gate,
-        asyncio.timeout((len(works) - 1) * CROWDED_RETRY_S),
-    ):  # for which it does not wait
-        for number, work in enumerate(works):
-            run.publish(number + 1, work)
-            await gate.allow(CLIENTS[0], data_of(CLIENTS[0], work)[0])
-
-
 async def test_gate_keeps_the_round_before_and_forgets_the_one_before_that(run: PublishedRun) -> None:
     client = CLIENTS[0]
     works = [(BatchId(12 * number, 12 * number + 11),) for number in range(3)]
@@ -240,7 +219,6 @@ async def test_gate_without_its_coordinator_serves_what_it_knows(run: PublishedR
     async with following(run) as gate:
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
         run.away = True
-        run.announce(run.document)
         later = (BatchId(200, 211),)
         await gate.allow(CLIENTS[0], data_of(CLIENTS[0])[0])
         async with asyncio.timeout(BOUND_S):
