@@ -79,11 +79,6 @@ _GAUGES: _Rows = (
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
     (
-        "coordinator_data_server_long_polls_waiting",
-        "Those of data servers with a token.",
-        lambda seen: seen.polls.count_of(ReaderKind.DATA_SERVER),
-    ),
-    (
         "coordinator_stranger_long_polls_waiting",
         "Those without a token.",
         lambda seen: seen.polls.count_of(ReaderKind.STRANGER),

@@ -13,7 +13,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import real_run
 
 DATA = 'dir = "data"\ntoken_size = "TwoBytes"\nseq_len = 16\n'
-WAITS = "epochal_coordinator_data_server_long_polls_waiting 1.0\n"
+VOUCHED = 'epochal_http_connections{peer="member"} 1.0\n'
 
 
 @pytest.mark.nightly
@@ -44,5 +44,5 @@ async def test_token_from_store_or_address_gives_the_data_server_its_place(tmp_p
         )
         await run.line_of(child, "listening on ")
         async with asyncio.timeout(BOUND_S):
-            while WAITS not in (await run.http.get("/metrics")).text:
+            while VOUCHED not in (await run.http.get("/metrics")).text:
                 continue
