@@ -145,7 +145,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 await service.started.wait()  # who comes earlier waits at the listener, and is not refused
                 http = tasks.create_task(server.serve([listener]))
                 room = tasks.create_task(BlobRoom(service, intake.checkpoints.form).run())
-                store.note_address(options.advertised or endpoint.url_of(listener))
+                store.place.note_address(options.advertised or endpoint.url_of(listener))
                 refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))
                 notifying = tasks.create_task(notifier.run())

@@ -44,9 +44,7 @@ class MessageRates:
     def check_report(self, client_id: ClientId, now_s: float, occasion: object) -> None:
         """Raise `Refused` (`rate-limited`) if the member sends too many messages in this phase of the run."""
         wait_s = self._reports.take(client_id, now_s, occasion)
-        if wait_s:
-            message = f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase; try again later"
-            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        _check(wait_s, f"client {client_id} has sent {REPORTS_PER_PHASE} messages in this phase")
 
     def check_upload(self, client_id: ClientId, now_s: float, occasion: object) -> None:
         """Raise `Refused` (`rate-limited`) if the member begins too many uploads of results in this phase of the run.
@@ -54,9 +52,7 @@ class MessageRates:
         They are counted apart from its messages: a connection that breaks often leaves these their number.
         """
         wait_s = self._uploads.take(client_id, now_s, occasion)
-        if wait_s:
-            message = f"client {client_id} has begun {UPLOADS_PER_PHASE} uploads in this phase; try again later"
-            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        _check(wait_s, f"client {client_id} has begun {UPLOADS_PER_PHASE} uploads in this phase")
 
     def check_part(self, client_id: ClientId, now_s: float, step: int) -> None:
         """Raise `Refused` (`rate-limited`) if the member uploads parts of a checkpoint too often.
@@ -69,16 +65,12 @@ class MessageRates:
             step: of the checkpoint.
         """
         wait_s = self._parts.take(client_id, now_s, step)
-        if wait_s:
-            message = f"client {client_id} has sent {PARTS_PER_CHECKPOINT} parts of a checkpoint; try again later"
-            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        _check(wait_s, f"client {client_id} has sent {PARTS_PER_CHECKPOINT} parts of a checkpoint")
 
     def check_join(self, client_id: ClientId, now_s: float) -> None:
         """Raise `Refused` (`rate-limited`) if this key joins too often."""
         wait_s = self._joins.take(client_id, now_s)
-        if wait_s:
-            message = f"client {client_id} has joined {JOINS_AT_ONCE} times in a short time; try again later"
-            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        _check(wait_s, f"client {client_id} has joined {JOINS_AT_ONCE} times in a short time")
 
     def check_new_member(self, address: str, now_s: float) -> None:
         """Raise `Refused` (`rate-limited`) if too many new members come from this address (see `sender_of`).
@@ -86,6 +78,10 @@ class MessageRates:
         Loopback addresses are exempt: a proxy on the machine speaks for everybody.
         """
         wait_s = 0.0 if is_loopback(address) else self._joins_of_addresses.take(address, now_s)
-        if wait_s:
-            message = f"{JOINS_OF_ADDRESS_AT_ONCE} clients have joined from {address} in a short time; try again later"
-            raise Refused(Refusal.RATE_LIMITED, message, retry_after_s=wait_s)
+        _check(wait_s, f"{JOINS_OF_ADDRESS_AT_ONCE} clients have joined from {address} in a short time")
+
+
+def _check(wait_s: float, message: str) -> None:
+    """Raise `Refused` (`rate-limited`) unless nothing is to be waited for."""
+    if wait_s:
+        raise Refused(Refusal.RATE_LIMITED, f"{message}; try again later", retry_after_s=wait_s)

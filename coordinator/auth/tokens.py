@@ -4,10 +4,8 @@ A bounded number of checked tokens is cached.
 """
 
 import secrets
-from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
 
 import jwt
 
@@ -27,8 +25,6 @@ CHECKER_LIFETIME_S = 365 * 86_400.0
 MAX_CACHED_TOKENS = 32_768
 SESSION_HEX_DIGITS = 13
 """Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +48,8 @@ class SessionTokens:
     def __init__(self, key: SigningKey, run_id: str) -> None:
         self._key = key
         self._run_id = run_id
-        self._checked: OrderedDict[str, SessionClaims] = OrderedDict()
-        self._data_servers: OrderedDict[str, str | None] = OrderedDict()
+        self._checked = lru_cache(MAX_CACHED_TOKENS)(self._verified)
+        self._holders = lru_cache(MAX_CACHED_TOKENS)(self._found_holder)
 
     def session_token(self, client_id: ClientId, session: int, now_s: float) -> str:
         """Return a signed token for the client's requests, valid for `SESSION_LIFETIME_S`."""
@@ -83,19 +79,19 @@ class SessionTokens:
 
     def data_server_of(self, token: str, now_s: float) -> str | None:
         """Return the id of the data server whose token this is; None if it is no valid one for this run."""
-        if token in self._checked:
-            return None
-        if token not in self._data_servers:
-            _remember(self._data_servers, token, self._holder_of(token, DATA_SERVER_AUDIENCE, now_s))
-        return self._data_servers[token]
+        return self._holder_of(token, DATA_SERVER_AUDIENCE, now_s)
 
     def _holder_of(self, token: str, audience: str, now_s: float) -> str | None:
+        holder, expires_s = self._holders(token, audience)
+        return holder if expires_s > now_s else None
+
+    def _found_holder(self, token: str, audience: str) -> tuple[str | None, float]:
+        """Return whose token it is, and until when; None if it is not one of this run's."""
         try:
             found = self._key.verified(token, audience)
-            is_valid = found["run"] == self._run_id and float(found["exp"]) > now_s
-            return str(found["sub"]) if is_valid else None
+            return str(found["sub"]) if found["run"] == self._run_id else None, float(found["exp"])
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
-            return None
+            return None, 0.0
 
     def check_session(self, token: str, now_s: float) -> SessionClaims:
         """Return the claims of a session token. The caller checks whether the session is still the client's latest.
@@ -103,10 +99,7 @@ class SessionTokens:
         Raises:
             Refused: `unauthorized`: not of this coordinator and run, for another purpose, or expired.
         """
-        claims = self._checked.get(token)
-        if claims is None:
-            claims = self._verified(token)
-            _remember(self._checked, token, claims)
+        claims = self._checked(token)
         if claims.expires_s <= now_s:
             raise Refused(Refusal.UNAUTHORIZED, "the session token has expired; join again")
         return claims
@@ -119,9 +112,3 @@ class SessionTokens:
             return SessionClaims(ClientId(str(found["sub"])), int(found["sid"]), float(found["exp"]))
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
             raise Refused(Refusal.UNAUTHORIZED, "the session token is not one of this coordinator's") from None
-
-
-def _remember(checked: OrderedDict[str, T], token: str, found: T) -> None:
-    checked[token] = found
-    if len(checked) > MAX_CACHED_TOKENS:
-        checked.popitem(last=False)

@@ -157,7 +157,7 @@ async def audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
     Raises:
         StoreFailed: the journal cannot be read, or there is none.
     """
-    async with store.copying():
+    async with store.place.copying():
         return await _audit(store, with_parameters=with_parameters)
 
 

@@ -72,7 +72,7 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
     made_at = datetime.now(UTC).isoformat(timespec="seconds")
     async with BackupFolder.making(to) as folder:
         for _ in range(MAX_COPIES):
-            async with store.copying():
+            async with store.place.copying():
                 progress("copying the journal")
                 copy = await copy_database(store, folder)
                 found = await last_of(copy)

@@ -186,7 +186,7 @@ class Compaction:
     async def _drop(self, proof: StoredProof) -> None:
         """Delete what a proof covers, once nobody copies the run; after a bounded time, leave it to the next time."""
         for _ in range(MAX_COPY_WAITS):
-            async with self._store.sweeping() as is_allowed:
+            async with self._store.place.sweeping() as is_allowed:
                 if is_allowed:
                     await self._journal.drop_covered(proof.segment_count)
                     return

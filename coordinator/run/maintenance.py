@@ -239,7 +239,7 @@ class Maintenance:
         if self._state_file_stale:
             self._state_file_stale = False
             try:
-                await self._store.save_state_file(state_file_text(self._run_now()))
+                await self._store.place.save_state_file(state_file_text(self._run_now()))
             except StoreBlocked:
                 self._state_file_stale = True
                 raise
@@ -250,7 +250,7 @@ class Maintenance:
 
     async def _sweep_or_wait(self, since_s: float) -> None:
         """Delete unneeded blobs, unless somebody copies the run and there is time and room to wait."""
-        async with self._store.sweeping() as is_allowed:
+        async with self._store.place.sweeping() as is_allowed:
             if not is_allowed:
                 waited_s = asyncio.get_running_loop().time() - since_s
                 near_bound = self._store.blobs.total_bytes > blobs_bound(self._run_now())

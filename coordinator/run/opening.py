@@ -79,7 +79,7 @@ class OpenedRun:
 
     def clock(self, options: ServiceOptions) -> RunClock:
         """Return the run's clock, which the clocks of coordinators that serve it agree with."""
-        clock = options.store.clock(options.clock)
+        clock = options.store.place.clock(options.clock)
         now_s = None if self.ahead_s is None else clock.monotonic_s() + self.ahead_s
         return RunClock(clock, not_before_s=self.journal.run.clock.now_s, now_s=now_s)
 
@@ -96,7 +96,7 @@ async def signing_key_of(store: Store, *, anew: bool) -> SigningKey:
         StoreFailed: the store holds a run without its key, or with something else in its place.
     """
     if anew:
-        if await store.is_served():  # by coordinators that hold the present one
+        if await store.place.is_served():  # by coordinators that hold the present one
             raise _others_serve(store, "--new-coordinator-key")
         return SigningKey(await store.keys.replace_private_key())
     kept = await store.keys.private_key()
@@ -136,7 +136,7 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
             state_file,
             lineage=lineage_of(options.new_seed()),
             coordinator_key=options.coordinator_key,
-            now_s=store.clock(options.clock).wall_s(),
+            now_s=store.place.clock(options.clock).wall_s(),
         )
         held = await store.blobs.held()
         provided = await _provided_genesis(options, run, state_file)  # before the journal: a failed start begins no run

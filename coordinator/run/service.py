@@ -291,7 +291,7 @@ class CoordinatorService:
         """Accept messages again once what could not be kept would fit, and a record is kept."""
         while not self.health.failed.is_set():
             await self.health.blocked.wait()
-            await asyncio.sleep(self._options.store.retry_s)
+            await asyncio.sleep(self._options.store.place.retry_s)
             block_count = self.health.block_count
             try:
                 self.health.check_hold(self._clock.now_s())

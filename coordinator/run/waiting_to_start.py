@@ -73,7 +73,7 @@ async def open_in_turn(
     try:
         return await open_service()
     except OtherRules as other:
-        if not other.is_older or not await store.is_served():
+        if not other.is_older or not await store.place.is_served():
             raise
         await _wait(other, store, endpoint)
     return await open_service()
@@ -93,7 +93,7 @@ async def _wait(other: OtherRules, store: Store, endpoint: Endpoint) -> None:
 
 async def _may_be_served(store: Store) -> bool:
     try:
-        return await store.is_served()
+        return await store.place.is_served()
     except StoreBlocked:
         return True
 

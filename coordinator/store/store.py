@@ -103,18 +103,6 @@ class StoreReader:
 
         self.own_blobs, self.blobs = LayeredReader(layers_of_own), LayeredReader(all_layers)
 
-    def copying(self) -> AbstractAsyncContextManager[None]:
-        """Let the coordinator keep its blobs while the context is entered: its sweeps wait, for a bounded time.
-
-        Raises:
-            StoreFailed: a sweep does not end.
-        """
-        return self.place.copying()
-
-    async def served_at(self) -> str | None:
-        """Return the address that the coordinator noted that serves the run now; None if none is known to serve it."""
-        return await self.place.served_at()
-
     async def aclose(self) -> None:
         """Close the database."""
         await self.database.aclose()
@@ -137,7 +125,6 @@ class Store:
         blobs: all of its blobs, once `open_blobs` has returned.
         replication: as given; None if the lock keeps out all other coordinators.
         is_backup: whether it is a backup from which no coordinator has started yet.
-        retry_s: time between two attempts to go on while it keeps nothing.
         blobs_folder: shared by coordinators, and noted once one serves the run from there; None if there is none.
     """
 
@@ -159,7 +146,6 @@ class Store:
         self.recorded_blobs = RecordedBlobs(databases[1], self.journal, run_id)
         self.blobs: RunBlobs
         self.is_backup = False
-        self.retry_s = place.retry_s
         self.blobs_folder: bytes | None = None
         self._origin: bytes | None = None
 
@@ -190,22 +176,6 @@ class Store:
         found = await open_object_store(self.notes, self.name, run_id, wanted, max_total_bytes, is_shared=is_shared)
         self.blobs = RunBlobs(self.recorded_blobs, files, found)
 
-    def clock(self, system: Clock) -> Clock:
-        """Return the clock that all coordinators of the run share; this machine's if there is only one."""
-        return self.place.clock(system)
-
-    def note_address(self, url: str) -> None:
-        """Note where the run is served, until the store is closed. A medium that fails is logged."""
-        self.place.note_address(url)
-
-    async def is_served(self) -> bool:
-        """Return whether another coordinator serves the run now. Raise `StoreFailed` if nobody can tell."""
-        return await self.place.is_served()
-
-    async def served_at(self) -> str | None:
-        """Return the address that was noted of a coordinator that serves the run; None if none is known."""
-        return await self.place.served_at()
-
     async def note_served(self) -> None:
         """Note that a coordinator has started from it: it is no backup any more."""
         if self._origin is not None and await self.notes.read(ORIGIN) != self._origin:
@@ -214,18 +184,6 @@ class Store:
             await self.notes.write(BLOBS, self.blobs_folder)
         await self.notes.delete(BACKUP)
         self.is_backup = False
-
-    def sweeping(self) -> AbstractAsyncContextManager[bool]:
-        """Yield whether blobs may be deleted; False while somebody copies the run. Nobody begins to meanwhile."""
-        return self.place.sweeping()
-
-    def copying(self) -> AbstractAsyncContextManager[None]:
-        """Let no sweep begin while the context is entered."""
-        return self.place.copying()
-
-    async def save_state_file(self, text: str) -> None:
-        """Replace the kept `state.toml` atomically."""
-        await self.place.save_state_file(text)
 
     async def check_room(self, size_bytes: int) -> None:
         """Raise `StoreBlocked` or `StoreFailed` unless this many bytes more can be kept now."""

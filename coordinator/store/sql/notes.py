@@ -49,16 +49,14 @@ class Notes:
 
     async def read(self, name: str) -> bytes | None:
         """Return the value of this name, or None."""
-        found = await self._found(name)
-        if found is not None and hash_of_value(name, found[0]) != found[1]:
+        (rows,) = await self._database.transact(Statement(_READ, {"run": self._run_id, "name": name}))
+        if not rows:
+            return None
+        value, kept = map(bytes, rows[0])
+        if hash_of_value(name, value) != kept:
             advice = f"; {ADVICE[name]}" if name in ADVICE else ""
             raise StoreFailed(f"{self._database.name}: the note {name} is damaged{advice}")
-        return None if found is None else found[0]
-
-    async def _found(self, name: str) -> tuple[bytes, bytes] | None:
-        """Return value and hash of this name."""
-        (rows,) = await self._database.transact(Statement(_READ, {"run": self._run_id, "name": name}))
-        return (bytes(rows[0][0]), bytes(rows[0][1])) if rows else None
+        return value
 
     async def names(self) -> tuple[str, ...]:
         """Return the names of all notes."""
@@ -74,12 +72,6 @@ class Notes:
         await self._database.transact(Statement(_CREATE, self._values(name, value)))
         found = await self.read(name)
         return value if found is None else found
-
-    async def replace(self, name: str, value: bytes) -> None:
-        """Replace the value of this name; the one before, damaged or not, is set aside, numbered."""
-        kept, aside = await self._found(name), [old for old in await self.names() if old.startswith(f"{name}.old-")]
-        old = () if kept is None else (self.writing(f"{name}.old-{len(aside) + 1}", kept[0]),)
-        await self._database.transact(*old, self.writing(name, value))
 
     async def delete(self, name: str) -> None:
         """Delete the value of this name, if there is one."""
@@ -114,9 +106,9 @@ class Keys:
         return kept
 
     async def replace_private_key(self) -> bytes:
-        """Return a new private key, which replaces the one that is kept, readable or not. The old one is set aside."""
+        """Return a new private key, which replaces the one that is kept, readable or not."""
         key = os.urandom(RAW_KEY_BYTES)
-        await self._notes.replace(KEY, key)
+        await self._notes.write(KEY, key)
         return key
 
     async def admin_token_sha256(self) -> bytes | None:

@@ -82,7 +82,7 @@ class StoredRun:
 
     async def served_at(self) -> str | None:
         """Return the address of the coordinator that serves the run now; None if none is known to."""
-        return await self._store.served_at()
+        return await self._store.place.served_at()
 
     async def is_served_by(self, client: CoordinatorClient) -> bool:
         """Return whether a coordinator serves this very run, and not another one of its name."""
@@ -102,7 +102,7 @@ class StoredRun:
         return await self.now()
 
     def reading(self) -> AbstractAsyncContextManager[None]:
-        return self._store.copying()
+        return self._store.place.copying()
 
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
         parts = whole_of(reference)
@@ -121,12 +121,12 @@ class StoredRun:
                 yield piece
 
     async def evaluations(self) -> tuple[Evaluation, ...]:
-        async with self._store.copying():
+        async with self._store.place.copying():
             return (await read_history(self._store.journal)).history.evaluations
 
     async def _run(self) -> Run:
         last = None
-        async with self._store.copying():
+        async with self._store.place.copying():
             async for segment in self._store.journal.history():
                 last = segment
         if last is None:

@@ -86,7 +86,7 @@ async def read_record(
 
 async def _stored(place: str, *, audits: bool) -> RunRecord:
     store = open_store_reader(place)
-    async with store.copying():
+    async with store.place.copying():
         history = (await read_history(store.journal)).history
         last = None
         async for segment in store.journal.history(await store.journal.newest_segment()):

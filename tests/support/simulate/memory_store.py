@@ -226,6 +226,7 @@ class MemoryPlace:
 
     def __init__(self) -> None:
         self._copies = 0
+        self.state_files: list[str] = []
 
     def clock(self, system: Clock) -> Clock:
         return system
@@ -251,7 +252,8 @@ class MemoryPlace:
         finally:
             self._copies -= 1
 
-    async def save_state_file(self, text: str) -> None: ...
+    async def save_state_file(self, text: str) -> None:
+        self.state_files.append(text)
 
     async def check_room(self, size_bytes: int) -> None: ...
 
@@ -269,6 +271,7 @@ class MemoryStore(Store):
     """
 
     journal: MemoryJournal
+    place: MemoryPlace
 
     def __init__(
         self,

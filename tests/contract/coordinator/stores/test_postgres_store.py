@@ -196,8 +196,8 @@ async def test_clock_of_a_store_is_the_databases(url: str, database_server: Post
 
     async with opened(url) as (store,):
         ((now_s,),) = database_server.execute("SELECT extract(epoch FROM clock_timestamp())::float8")
-        assert abs(store.clock(Wrong()).wall_s() - now_s) < BOUND_S
-        assert store.clock(Wrong()).monotonic_s() == 7.0
+        assert abs(store.place.clock(Wrong()).wall_s() - now_s) < BOUND_S
+        assert store.place.clock(Wrong()).monotonic_s() == 7.0
 
 
 # A server in the way
@@ -229,7 +229,7 @@ async def test_lost_connections_are_replaced_without_a_word(url: str, database_s
         for record in (FIRST, SECOND):
             database_server.disconnect(url.rpartition("/")[2])
             await store.journal.append(record)
-            await store.save_state_file("state")
+            await store.place.save_state_file("state")
             await meetings_of(store).meet(Heartbeats())
     assert await bodies(url) == [b"first", b"second"]
 
@@ -245,10 +245,10 @@ async def test_role_without_privileges_serves_and_waits_for_connections(
     async with opened(url.replace("//postgres@", f"//{role}@")) as (store,):
         await store.journal.open_segment(Snapshot(0, b"start"))
         await store.note_served()
-        async with store.sweeping() as is_allowed:
+        async with store.place.sweeping() as is_allowed:
             assert is_allowed
         database_server.execute(f"ALTER ROLE {role} CONNECTION LIMIT 0")
-        async with store.sweeping() as is_allowed:
+        async with store.place.sweeping() as is_allowed:
             assert not is_allowed, "there is no connection for its lock"
         await store.journal.append(FIRST)
         database_server.disconnect(name)

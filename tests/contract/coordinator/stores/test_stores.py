@@ -56,7 +56,7 @@ async def test_store_makes_the_admin_tokens_hash_once(store: Store) -> None:
 
 async def test_store_takes_a_state_file_again_and_again(store: Store) -> None:
     for text in ("first", "second"):
-        await store.save_state_file(text)
+        await store.place.save_state_file(text)
 
 
 async def test_store_closed_twice_is_closed(store: Store) -> None:
@@ -66,17 +66,17 @@ async def test_store_closed_twice_is_closed(store: Store) -> None:
 
 async def test_store_that_nobody_copies_may_be_swept(store: Store) -> None:
     for _ in range(2):
-        async with store.sweeping() as is_allowed:
+        async with store.place.sweeping() as is_allowed:
             assert is_allowed
 
 
 async def test_store_is_not_swept_while_anybody_copies_it(store: Store) -> None:
-    async with store.copying():
-        async with store.copying():
+    async with store.place.copying():
+        async with store.place.copying():
             pass
-        async with store.sweeping() as is_allowed:
+        async with store.place.sweeping() as is_allowed:
             assert not is_allowed
-    async with store.sweeping() as is_allowed:
+    async with store.place.sweeping() as is_allowed:
         assert is_allowed
 
 

@@ -228,7 +228,7 @@ async def test_journal_is_not_compacted_while_somebody_copies_it(
     monkeypatch.setattr("epochal.coordinator.proof.compaction.COPY_RETRY_S", 0.0)
     monkeypatch.setattr("epochal.coordinator.proof.compaction.MAX_COPY_WAITS", 2)
     opened = await OpenedRun.open(run_dir)
-    async with opened.store.copying():
+    async with opened.store.place.copying():
         await opened.compaction().step()
         assert segments_in(run_dir)[0] == 0
     assert await problems_of(run_dir) == ()

@@ -24,23 +24,12 @@ async def pieces(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-class ToldStore(MemoryStore):
-    """A store in memory that remembers the state files it was given."""
-
-    def __init__(self, max_blob_bytes: int) -> None:
-        super().__init__(max_blob_bytes)
-        self.state_files: list[str] = []
-
-    async def save_state_file(self, text: str) -> None:
-        self.state_files.append(text)
-
-
 @asynccontextmanager
-async def maintained(blob: bytes) -> AsyncIterator[tuple[ToldStore, Maintenance]]:
+async def maintained(blob: bytes) -> AsyncIterator[tuple[MemoryStore, Maintenance]]:
     """Yield a store that holds this blob, and the maintenance of its run."""
     state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
     run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
-    store = ToldStore(MAX_BLOB_BYTES)
+    store = MemoryStore(MAX_BLOB_BYTES)
     await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
 
     def fail(error: StoreFailed) -> None:
@@ -59,9 +48,9 @@ async def test_state_file_is_written_once_for_the_rounds_of_a_second() -> None:
         maintenance.phase_changed(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
         await asyncio.sleep(STATE_FILE_S / 2)
         maintenance.phase_changed(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
-        assert store.state_files == []
+        assert store.place.state_files == []
         await asyncio.sleep(STATE_FILE_S)
-        assert len(store.state_files) == 1
+        assert len(store.place.state_files) == 1
 
 
 @in_virtual_time
@@ -70,13 +59,13 @@ async def test_state_file_of_another_phase_is_written_at_once() -> None:
         maintenance.phase_changed(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
         maintenance.phase_changed(RunState.ROUND_WITNESS, RunState.COOLDOWN)
         await asyncio.sleep(0.01)
-        assert len(store.state_files) == 1
+        assert len(store.place.state_files) == 1
 
 
 @in_virtual_time
 async def test_sweep_waits_until_nobody_copies_the_run() -> None:
     async with maintained(SMALL) as (store, maintenance):
-        async with store.copying():
+        async with store.place.copying():
             maintenance.sweep()
             await asyncio.sleep(MAX_SWEEP_DELAY_S / 2)
             assert store.blobs.total_bytes == len(SMALL)
@@ -86,7 +75,7 @@ async def test_sweep_waits_until_nobody_copies_the_run() -> None:
 
 @in_virtual_time
 async def test_sweep_waits_for_a_bounded_time_however_often_it_is_due() -> None:
-    async with maintained(SMALL) as (store, maintenance), store.copying():
+    async with maintained(SMALL) as (store, maintenance), store.place.copying():
         for _ in range(10):
             assert store.blobs.total_bytes == len(SMALL)
             maintenance.sweep()
@@ -97,7 +86,7 @@ async def test_sweep_waits_for_a_bounded_time_however_often_it_is_due() -> None:
 
 @in_virtual_time
 async def test_sweep_does_not_wait_where_blobs_are_near_their_bound() -> None:
-    async with maintained(LARGE) as (store, maintenance), store.copying():
+    async with maintained(LARGE) as (store, maintenance), store.place.copying():
         maintenance.sweep()
         await asyncio.sleep(5)
         assert store.blobs.total_bytes == 0
@@ -107,7 +96,7 @@ async def test_sweep_does_not_wait_where_blobs_are_near_their_bound() -> None:
 async def test_blob_that_was_announced_to_another_coordinator_is_not_swept() -> None:
     state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
     runs = [new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)]
-    store = ToldStore(MAX_BLOB_BYTES)
+    store = MemoryStore(MAX_BLOB_BYTES)
     for blob in (SMALL, LARGE):
         await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
 

@@ -66,10 +66,10 @@ async def test_segment_on_a_full_disk_is_opened_later(tmp_path: Path, store: Sto
 
 
 async def test_state_file_that_is_blocked_stays_as_it_was(tmp_path: Path, store: Store, failing: FailingDisk) -> None:
-    await store.save_state_file("old")
+    await store.place.save_state_file("old")
     failing.write_errno = errno.ENOSPC
     with pytest.raises(StoreBlocked):
-        await store.save_state_file("new")
+        await store.place.save_state_file("new")
     assert (tmp_path / "state.toml").read_text() == "old"
     assert not (tmp_path / "state.toml.new").exists()
 

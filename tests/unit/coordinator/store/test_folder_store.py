@@ -81,11 +81,11 @@ async def told_by(run_dir: Path) -> str:
 async def test_reader_is_told_where_a_run_is_served_until_it_is_not(tmp_path: Path) -> None:
     store = await begun(tmp_path)
     reader = open_folder_reader(tmp_path)
-    assert await reader.served_at() is None
-    store.note_address("http://127.0.0.1:8000")
-    assert await reader.served_at() == await store.served_at() == "http://127.0.0.1:8000"
+    assert await reader.place.served_at() is None
+    store.place.note_address("http://127.0.0.1:8000")
+    assert await reader.place.served_at() == await store.place.served_at() == "http://127.0.0.1:8000"
     await store.aclose()
-    assert await reader.served_at() is None
+    assert await reader.place.served_at() is None
 
 
 @pytest.mark.parametrize("lock", [b"%d\nhttp://127.0.0.1:8000\n", b"nobody\nhttp://127.0.0.1:8000\n", b"\xff\n"])
@@ -94,7 +94,7 @@ async def test_address_of_a_coordinator_that_was_killed_is_not_told(tmp_path: Pa
     ended = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
     await ended.wait()
     (tmp_path / "lock").write_bytes(lock.replace(b"%d", b"%d" % ended.pid))
-    assert await open_folder_reader(tmp_path).served_at() is None
+    assert await open_folder_reader(tmp_path).place.served_at() is None
 
 
 async def test_folder_opened_twice_refuses_the_second_and_names_the_owner(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_folder_is_private_also_if_it_was_not(tmp_path: Path) -> None:
     for path in (run_dir, *run_dir.rglob("*")):
         path.chmod(0o755)
     store = await open_folder_store(run_dir, MAX_BLOB_BYTES)
-    await store.save_state_file("text")
+    await store.place.save_state_file("text")
     await store.blobs.receive(sha256_hex(b"a result"), 8, pieces(b"a result"))
     assert open_to_others(run_dir) == []
     await store.aclose()
