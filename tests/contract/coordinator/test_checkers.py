@@ -121,44 +121,6 @@ async def lease(run: Served, token: str, wait_s: float = 5.0) -> dict[str, Any]:
     return {} if answer.status_code == 204 else dict(answer.json())
 
 
-async def test_checker_that_dies_is_followed_by_another(
-    run: Served, clients: list[WireClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leased_checks, "LEASE_S", LEASE_S)
-    token, other, said = await token_of(run), await token_of(run), list[str]()
-    client = clients[0]
-    async with asyncio.TaskGroup() as tasks:
-        dying = tasks.create_task(lease(run, token))
-        await run.handlers.arrivals.checks.asked.wait()
-        delivering = tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))
-        held = await dying
-        assert held["check"]["client_id"] == client.client_id
-        async with checker(run, said):
-            await delivering
-    assert len(said) == len(verdicts(run)) == 1
-    late = await run.http.post(
-        f"{run.run_url}/checks/{held['lease']}/renewal", headers={"Authorization": f"Bearer {token}"}
-    )
-    assert problem(late) == "gone"
-    assert token != other
-
-
-async def test_coordinator_checks_itself_after_two_dead_checkers(
-    run: Served, clients: list[WireClient], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(leased_checks, "LEASE_S", LEASE_S)
-    token, client = await token_of(run), clients[0]
-    async with asyncio.TaskGroup() as tasks:
-        first = tasks.create_task(lease(run, token))
-        await run.handlers.arrivals.checks.asked.wait()
-        delivering = tasks.create_task(deliver(client, client.result(REPLICA, DIFFERENCE)))
-        assert await first
-        assert await lease(run, token)
-        await delivering
-    assert verdicts(run) == [("coordinator", True)]
-    assert [record.getMessage() for record in caplog.records].count("check_lease_ended") == 2
-
-
 @thinned(
     "answer",
     [

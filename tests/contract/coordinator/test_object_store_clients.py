@@ -145,22 +145,6 @@ async def test_body_that_breaks_off_is_continued_where_it_broke(client: WireClie
     assert door.signed("GET")[-1].headers["range"] == "bytes=11-"
 
 
-async def test_client_is_told_that_an_object_has_vanished(
-    client: WireClient, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import obstore
-
-    monkeypatch.setattr("epochal.coordinator.store.object_store.blobs.SHOWN_WITHIN_S", 0.3)
-
-    data = client.result(REPLICA, DIFFERENCE)
-    await client.commit(data)
-    await client.api.put_blob(sha256_hex(data), spooled(data))
-    await obstore.delete_async(bucket, f"{PREFIX}/blobs/{sha256_hex(data)}")
-    with pytest.raises(Refused, match="is not there any more") as refused:
-        await fetched(client, data)
-    assert refused.value.kind == "not-found"
-
-
 async def delivered(client: WireClient) -> bytes:
     """Delivers a result by way of the store; returns it."""
     data = client.result(REPLICA, DIFFERENCE)
@@ -211,12 +195,3 @@ async def test_way_that_always_changes_bytes_costs_one_reader_the_blob(
     assert (refused.value.kind, len(door.signed("GET"))) == ("not-found", MAX_STORE_REFUSALS)
     assert "Signature" not in str(refused.value)
     assert await run.service.blobs.size(sha256_hex(data)) == len(data), "the coordinator finds its bytes"
-
-
-async def test_reader_that_holds_half_of_an_overwritten_object_is_told(client: WireClient, bucket: Any) -> None:
-    import obstore
-
-    data = await delivered(client)
-    await obstore.put_async(bucket, f"{PREFIX}/blobs/{sha256_hex(data)}", flipped(data))
-    with pytest.raises(Refused, match="was overwritten: its bytes hash to"):
-        await fetched(client, data, data[:9])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
-from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S, Objects
+from epochal.coordinator.store.object_store.objects import Objects
 from epochal.state.messages.requests import FailureReport
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.object_blobs import PREFIX, RUN_ID, s3_place
@@ -65,14 +65,6 @@ async def test_result_goes_to_the_store_and_is_counted(run: Served, door: S3Door
     assert [request.path for request in door.signed("PUT")] == [f"{INCOMING}{sha256_hex(data)}.{client.client_id}"]
 
 
-async def test_bytes_of_a_result_are_read_from_the_store_once(run: Served, door: S3Door) -> None:
-    client, _ = await training(run)
-    data = client.result(REPLICA, DIFFERENCE)
-    await deliver(client, data)
-    reads = [r for r in door.requests if r.method == "GET" and r.path == BLOBS + sha256_hex(data)]
-    assert len(reads) == 1
-
-
 async def test_signature_binds_length_and_digest(run: Served, door: S3Door) -> None:
     client, _ = await training(run)
     data = client.result(REPLICA, DIFFERENCE)
@@ -82,15 +74,6 @@ async def test_signature_binds_length_and_digest(run: Served, door: S3Door) -> N
     assert (longer.status_code, other.status_code) == (403, 400)
     assert "BadDigest" in other.text
     assert (await put(grant, data)).status_code == 200
-
-
-async def test_signed_put_expires(run: Served, door: S3Door) -> None:
-    client, _ = await training(run)
-    data = client.result(REPLICA, DIFFERENCE)
-    grant = await granted(client, data)
-    assert grant["expires_in_s"] == SIGNED_FOR_S
-    door.ahead_s = SIGNED_FOR_S + 1
-    assert "Request has expired" in (await put(grant, data)).text
 
 
 async def test_blob_is_read_at_a_signed_url_by_members_and_the_operator(run: Served, door: S3Door) -> None:

@@ -12,15 +12,11 @@ import psycopg
 import pytest
 
 from epochal.coordinator.api.request_parts import STALE_HEADER
-from epochal.coordinator.store.open import open_store_reader
-from epochal.coordinator_client.http import CoordinatorClient
-from epochal.state.errors import Refused
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.phase_names import RunState
 from tests.support.data.spooled import fetched
 from tests.support.drive.by_hand import joined_by_hand
-from tests.support.drive.hand_client import HandClient
-from tests.support.drive.processes import RealRun, at_round, in_phase, in_training
+from tests.support.drive.processes import RealRun, at_round, in_training
 from tests.support.drive.replicas import Replica, Replicas, Surroundings, replicated_run
 from tests.support.servers.database_relay import DatabaseRelay, database_relay
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
@@ -94,36 +90,6 @@ async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, 
         listed = json.loads((await first.run.command("runs", url, "--json")).out)[0]["coordinators"]
         assert [served["url"] for served in listed if served["is_ticking"]] == ["http://coordinator-0.example:8000"]
         assert (await first.run.finish()).rounds == last_step
-
-
-@pytest.mark.nightly
-async def test_run_goes_on_without_the_replica_that_ticked(tmp_path: Path, server: PostgresServer) -> None:
-    async with replicated_run(tmp_path, server, 2, config__total_steps=20) as replicas:
-        run = replicas.run
-        await run.start_client()
-        await run.until(in_training(2))
-        await (await replicas.ticking()).kill()
-        assert (await run.finish()).rounds == 20
-
-
-@pytest.mark.nightly
-async def test_replica_stopped_for_longer_than_its_lease_drops_nobody(tmp_path: Path, server: PostgresServer) -> None:
-    limits = {"config__client_timeout_s": CLIENT_TIMEOUT_S, "config__total_steps": 60}
-    async with replicated_run(tmp_path, server, 2, **limits) as replicas:
-        run, (first, second) = replicas.run, replicas.all
-        run.url = str(second.http.base_url)  # a balancer would let the client wait for the one that is stopped
-        await run.start_client()
-        await run.until(in_training(2))
-        assert await replicas.ticking() is first
-        first.stop_for_now()
-        await asyncio.sleep(STOPPED_S)
-        first.go_on()
-        await replicas.ready(first)
-        assert await replicas.ticking() is second
-        assert (await run.finish()).rounds == 60
-        for replica in replicas.all:
-            changes = [line["change"] for line in run.events(replica.child, "membership_changed")]
-            assert "fell silent" not in changes
 
 
 @pytest.mark.nightly
@@ -229,40 +195,6 @@ POINTS = (
 
 
 @thinned("killed_at", POINTS, kept=1)
-async def test_message_whose_replica_is_killed_counts_once_or_not(
-    tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
-) -> None:
-    is_kept = killed_at is not before_its_transaction
-    async with (
-        database_relay(server) as relay,
-        replicated_run(tmp_path, server, 2, Surroundings({0: relay})) as replicas,
-    ):
-        killed, other = replicas.all
-        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
-        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
-
-        async def ask() -> None:
-            with contextlib.suppress(httpx.TransportError):
-                await killed.http.post(f"{place}/pause", headers=admin)
-
-        async def shown() -> None:
-            await replicas.run.until(in_phase(RunState.PAUSED))
-
-        async with asyncio.TaskGroup() as tasks:
-            at_its_point = tasks.create_task(killed_at(Scene(killed, replicas, relay, server, shown)))
-            tasks.create_task(ask())
-            await at_its_point
-        if is_kept:
-            await replicas.run.until(in_phase(RunState.PAUSED))
-        status = (await other.http.get(f"{place}/status")).json()
-        assert status["run_state"] == (RunState.PAUSED if is_kept else RunState.WAITING_FOR_MEMBERS).value
-        assert (await other.http.post(f"{place}/pause", headers=admin)).status_code == 204
-        reader = open_store_reader(replicas.run.store)
-        bodies = [record.body async for segment in reader.journal.history() for record in segment.records]
-        assert sum(b"pause_requested" in body for body in bodies) == 1
-
-
-@thinned("killed_at", POINTS, kept=1)
 async def test_result_whose_replica_is_killed_is_there_whole_or_not(
     tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]
 ) -> None:
@@ -298,38 +230,3 @@ async def test_result_whose_replica_is_killed_is_there_whole_or_not(
             assert (await hand.api.send_result(bound, data)).result_verified
             assert await hand.results_in(document) == (hand.client_id,)
             assert await fetched(hand.api, bound.result_sha256) == data
-
-
-@pytest.mark.nightly
-async def test_access_that_one_replica_was_told_of_holds_at_another(tmp_path: Path, server: PostgresServer) -> None:
-    async with replicated_run(tmp_path, server, 2, access={"mode": "invitations"}) as replicas:
-        run, (first, second) = replicas.run, replicas.all
-        token = {"EPOCHAL_ADMIN_TOKEN": replicas.admin_token()}
-        made = await run.command_here("invite", str(first.http.base_url), "--uses", "1", **token)
-        made.expect(0, "admits 1 client")
-        code = made.out.split()[1]
-        clients = [HandClient(CoordinatorClient(second.http, run.watch.api.run_id), number) for number in (1, 2)]
-        await clients[0].api.join(await clients[0].join_request(code))
-        with pytest.raises(Refused, match="invitation"):
-            await clients[1].api.join(await clients[1].join_request(code))
-        listed = await run.command_here("invite", str(first.http.base_url), "--list", **token)
-        listed.expect(0, "1 of 1 used")
-        revoked = await run.command_here("invite", str(first.http.base_url), "--revoke", listed.out.split()[0], **token)
-        revoked.expect(0, "had admitted 1 of 1")
-        (await run.command_here("invite", str(second.http.base_url), "--list", **token)).expect(0, "no invitation")
-
-
-@pytest.mark.nightly
-async def test_key_admitted_at_one_replica_joins_at_another(tmp_path: Path, server: PostgresServer) -> None:
-    async with replicated_run(tmp_path, server, 2, access={"mode": "keys"}) as replicas:
-        run, (first, second) = replicas.run, replicas.all
-        token = {"EPOCHAL_ADMIN_TOKEN": replicas.admin_token()}
-        client = HandClient(CoordinatorClient(second.http, run.watch.api.run_id), 1)
-        with pytest.raises(Refused, match="is not among this run's"):
-            await client.join()
-        key = client.key.public_key
-        (await run.command_here("access", "add", str(first.http.base_url), key, **token)).expect(0, "may join")
-        await client.join()
-        (await run.command_here("access", "remove", str(first.http.base_url), key, **token)).expect(0, "may not join")
-        with pytest.raises(Refused, match="is not among this run's"):
-            await client.join()

@@ -1,11 +1,11 @@
 """Coordinators of one run whose database fails in every way but one: real servers, real processes, real clients.
 
-The way that is left, a failover, is in `test_database_failover.py`.
+The way that is left, a failover, is in `test_database_failover.py`. Clocks that differ, leases for all and slow answers
+are simulated (`tests/simulation/test_three_replicas.py`).
 """
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,21 +15,14 @@ import psycopg
 import pytest
 
 from epochal.coordinator.api.request_parts import STALE_HEADER
-from tests.support.drive.processes import PATIENT, in_training
+from tests.support.drive.processes import in_training
 from tests.support.drive.replicas import Surroundings, replicated_run
 from tests.support.servers.database_relay import database_relay
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
 from tests.support.thinned import thinned
 
-MINUTE_S = 60.0
-LONG_PHASES = {"config__max_round_train_time": 60, "config__round_witness_time": 60}
 UNHEARD_S = 12.0
 """Maximum time after which a coordinator says that nothing comes from its database: a lease on a busy machine."""
-BOTH_TICK = """
-CREATE FUNCTION end_lease() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN DELETE FROM epochal_leases; RETURN NULL; END';
-CREATE TRIGGER all_tick AFTER INSERT ON epochal_leases EXECUTE FUNCTION end_lease()
-"""
-"""Gives the lease to everybody who asks."""
 
 
 @pytest.fixture(scope="module")
@@ -110,18 +103,6 @@ async def test_run_holds_while_the_database_fails_and_goes_on(
 
 
 @pytest.mark.nightly
-async def test_run_goes_on_with_a_database_far_away(tmp_path: Path, server: PostgresServer) -> None:
-    async with database_relay(server) as relay:
-        around = Surroundings({0: relay, 1: relay})
-        async with replicated_run(tmp_path, server, 2, around, config__total_steps=4) as replicas:
-            relay.delay_s = 0.1
-            await replicas.run.start_client()
-            assert (await replicas.run.finish()).rounds == 4
-            for replica in replicas.all:
-                assert replicas.run.events(replica.child, "store_blocked") == []
-
-
-@pytest.mark.nightly
 async def test_replica_that_ticked_and_is_cut_off_is_replaced_and_returns(
     tmp_path: Path, server: PostgresServer
 ) -> None:
@@ -143,44 +124,3 @@ async def test_replica_that_ticked_and_is_cut_off_is_replaced_and_returns(
             relay.flows.set()
             await replicas.ready(cut_off)
             assert (await run.finish()).rounds == 40
-
-
-@pytest.mark.nightly
-async def test_replicas_that_all_tick_serve_one_run(tmp_path: Path, server: PostgresServer) -> None:
-    limits = {"config__init_min_clients": 2, "config__max_round_train_time": 1, "config__total_steps": 5}
-    async with replicated_run(tmp_path, server, 3, **limits) as replicas:
-        run = replicas.run
-        server.execute(BOTH_TICK, run.store)
-        server.execute("DELETE FROM epochal_leases", run.store)
-        for replica in replicas.all:
-            await run.until_logged(replica.child, "ticking_begun")
-            assert "epochal_coordinator_ticking 1.0" in (await replica.http.get("/metrics")).text
-        lost = await run.start_client()
-        await run.start_client()
-        await run.until(in_training(1))
-        lost.kill()  # phases end by their time, which all of them notice
-        assert (await run.finish(without=(lost,))).rounds == 5
-
-
-@pytest.mark.nightly
-async def test_clocks_that_differ_by_minutes_end_nothing_too_early(tmp_path: Path, server: PostgresServer) -> None:
-    clocks_s = {0: -MINUTE_S, 1: -MINUTE_S}
-    limits = PATIENT | LONG_PHASES | {"config__init_min_clients": 2, "config__total_steps": 6}
-    async with replicated_run(tmp_path, server, 2, Surroundings(clocks_s=clocks_s), **limits) as replicas:
-        run = replicas.run
-        stopped = await run.start_client()
-        await run.start_client()
-        await run.until(in_training(2))
-        stopped.process.send_signal(signal.SIGSTOP)  # the round waits for it
-        await replicas.all[1].kill()
-        clocks_s[1] = MINUTE_S
-        await replicas.start(1)
-        await replicas.all[0].kill()
-        await run.until_logged(replicas.all[1].child, "ticking_begun", while_answering=False)
-        stopped.process.send_signal(signal.SIGCONT)
-        assert (await run.finish()).rounds == 6
-        first_s = [run.events(replica.child)[0]["time_s"] for replica in replicas.all]
-        assert first_s[1] - first_s[0] > MINUTE_S, "the clocks differ"
-        for replica in replicas.all:
-            assert "fell silent" not in [line["change"] for line in run.events(replica.child, "membership_changed")]
-            assert "time is over" not in [line["reason"] for line in run.events(replica.child, "phase_changed")]

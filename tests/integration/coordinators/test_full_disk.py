@@ -1,4 +1,4 @@
-"""The disk, or the bound on blobs, fills up under a running coordinator: it reports that, and loses nothing."""
+"""The disk fills up under a running coordinator: it reports that, and loses nothing."""
 
 import contextlib
 import resource
@@ -9,7 +9,6 @@ import pytest
 
 from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState
-from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import spooled
 from tests.support.drive.by_hand import ByHand, hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, real_run
@@ -18,10 +17,6 @@ FLOAT32 = {"merge__codec": "float32"}
 """Results as large as the sizes below expect."""
 FITTING_BYTES = 7
 """Bytes of a transaction that still fit when the disk is full."""
-FEW_ROUNDS_BYTES = 300_000
-"""`[blobs] max_total_bytes` that six rounds of three clients and two checkpoints of the small model fill."""
-ONE_CHECKPOINT_BYTES = 29_000
-"""A little more than a checkpoint of the small model, which may take up to a quarter of the blobs' bound."""
 
 
 def fill_disk(run: RealRun, room_bytes: int) -> None:
@@ -120,38 +115,3 @@ async def test_run_directory_that_cannot_be_written_refuses_to_start(tmp_path: P
         assert ran.code == 1
         assert "cannot be used as a run directory" in ran.err
         assert "Traceback" not in ran.err
-
-
-@pytest.mark.nightly
-async def test_run_whose_blobs_fill_makes_room_with_checkpoints_and_finishes(tmp_path: Path) -> None:
-    limits: dict[str, Any] = FLOAT32 | {
-        "blobs__max_total_bytes": FEW_ROUNDS_BYTES,
-        "config__max_round_train_time": 1,
-        "config__cooldown_time": 2,
-    }
-    async with real_run(tmp_path, **limits, config__init_min_clients=3, config__total_steps=20) as run:
-        for _ in range(3):
-            await run.start_client()
-        report = await run.finish()
-        assert report.rounds == 20
-        status = await run.status()
-        assert status.epoch > 2
-        assert status.blob_bytes <= FEW_ROUNDS_BYTES
-
-
-@pytest.mark.nightly
-async def test_round_whose_results_do_not_all_fit_goes_on_with_those_that_do(tmp_path: Path) -> None:
-    limits: dict[str, Any] = {
-        "blobs__max_total_bytes": ONE_CHECKPOINT_BYTES * 4,
-        "config__max_round_train_time": 2 * BOUND_S,
-    }
-    limits |= FLOAT32
-    async with real_run(tmp_path, **limits, config__init_min_clients=6, config__total_steps=3) as run:
-        for _ in range(6):
-            await run.start_client(trainer="null")
-        report = await run.finish()  # in a part of the time that one round may take
-        failed = [line for client in run.clients for line in run.events(client, "step_failed")]
-        assert failed, "everything fitted"
-        assert {line["kind"] for line in failed} == {"unavailable"}
-        assert all("blobs-full" in line["reason"] for line in failed)
-        assert report.quarantined == 0

@@ -2,11 +2,8 @@
 
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
-
-import pytest
 
 from epochal.coordinator.proof.audit import audit_store
 from epochal.state.phase_names import RunState
@@ -84,18 +81,6 @@ async def test_lost_admin_token_is_replaced_by_new_admin_token(tmp_path: Path) -
         (await run.command_here("resume", run.url, "--admin-token", run.admin_token)).expect(0)
 
 
-async def test_admin_token_is_printed_after_a_first_start_that_failed(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        async with prepared_run(tmp_path) as run:
-            port = str(taken.getsockname()[1])
-            ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", port)
-            assert ran.code != 0
-            assert port in ran.err
-            await run.start_coordinator()
-            assert run.admin_token
-            (await run.command_here("pause", run.url, "--admin-token", run.admin_token)).expect(0)
-
-
 async def test_status_shows_the_run_to_people_and_to_programs(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 3) as run:
         ran = await run.command_here("status", run.url, "--json")
@@ -162,19 +147,6 @@ async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: 
         await run.start_client("--key", str(tmp_path / "client-1.key"))
         await run.until(at_round(6, RunState.FINISHED))
         assert (await run.finish()).rounds == 5
-
-
-@pytest.mark.nightly
-async def test_started_run_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
-    async with finished_run(tmp_path, 2) as run:
-        await run.stop_coordinator()
-        run.write_state(config__total_steps=3, model__LLM__checkpoint={"P2P": {"repo_id": "nobody/nothing"}})
-        await run.start_coordinator()
-        said = run.events(run.coordinator, "run_goes_on_from_its_own_checkpoint")
-        assert [line["replica_step"] for line in said] == [2]
-        await run.start_client("--key", str(tmp_path / "client-1.key"))
-        await run.until(at_round(4, RunState.FINISHED))
-        assert (await run.finish()).rounds == 3
 
 
 @thinned(

@@ -70,22 +70,6 @@ async def test_coordinator_waits_for_a_database_that_is_down(
     assert (ready.result(), said.count) == (True, 1)
 
 
-@pytest.mark.nightly
-async def test_coordinator_waits_for_a_database_that_only_reads(
-    tmp_path: Path, server: PostgresServer, said: Said
-) -> None:
-    url = server.new_database()
-    assert await is_ready(options(url, tmp_path, 0))
-    server.execute("ALTER SYSTEM SET default_transaction_read_only = on")
-    server.execute("SELECT pg_reload_conf()")
-    async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
-        ready = tasks.create_task(is_ready(options(url, tmp_path, BOUND_S)))
-        await said.event.wait()
-        server.execute("ALTER SYSTEM RESET default_transaction_read_only")
-        server.execute("SELECT pg_reload_conf()")
-    assert (ready.result(), said.count) == (True, 1)
-
-
 async def test_coordinator_ends_when_the_wait_is_over_or_none_is_asked_for(
     tmp_path: Path, server: PostgresServer, said: Said
 ) -> None:

@@ -3,17 +3,15 @@
 import asyncio
 import contextlib
 import signal
-import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import httpx
 
 from epochal.cli.output.printing import LISTENING
-from epochal.tools.testnet.child_processes import Child, Children
+from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import ADMIN_LINE, RealRun, prepared_run
 from tests.support.servers.database_relay import DatabaseRelay
@@ -36,11 +34,9 @@ class Surroundings:
 
     Attributes:
         relays: those by which they reach the database.
-        clocks_s: seconds by which their wall clocks are wrong.
     """
 
     relays: Mapping[int, DatabaseRelay] = field(default_factory=dict)
-    clocks_s: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -50,14 +46,6 @@ class Replica:
     port: int
     child: Child
     http: httpx.AsyncClient
-
-    def stop_for_now(self) -> None:
-        """Let the process not go on (SIGSTOP)."""
-        self.child.process.send_signal(signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Let the process go on."""
-        self.child.process.send_signal(signal.SIGCONT)
 
     async def kill(self) -> None:
         """End the process at once."""
@@ -88,17 +76,10 @@ class Replicas:
         self._starts += 1
         store, relay = run.store, self._around.relays.get(number)
         place = ("--store", store if relay is None else relay.before(store), "--blobs", str(self.blobs))
-        children = run.children
-        if number in self._around.clocks_s:
-            clock = run.folder / f"clock-{number}"
-            clock.write_text(f"{self._around.clocks_s[number]}")
-            children = Children(run.folder / "logs", start_process=partial(_start_with_clock, clock))
-        child = await children.start(
+        child = await run.children.start(
             f"replica-{number}-{self._starts}",
             *("coordinator", str(run.state_path), *place, "--port", str(port), *arguments),
         )
-        if children is not run.children:
-            run.children.started.append(child)
         address = (await run.line_of(child, LISTENING)).partition(LISTENING)[2].split()[0]
         http = await self._stack.enter_async_context(httpx.AsyncClient(base_url=address, timeout=BOUND_S, verify=PLAIN))
         replica = Replica(port, child, http)
@@ -179,17 +160,3 @@ async def replicated_run(
             await replicas.shown.void(run.store)
         finally:
             await replicas.aclose()
-
-
-async def _start_with_clock(
-    clock: Path, arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-) -> asyncio.subprocess.Process:
-    """Start `epochal ARGUMENTS…` with a wall clock that is wrong by the file's seconds."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.chaos.stepped_clock", str(clock), *arguments),
-        cwd=Path(__file__).parents[3],
-        env=environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=errors,
-    )

@@ -29,7 +29,6 @@ class DatabaseRelay:
         arrived: set once a statement is held, or the database has answered one whose answer is lost or watched.
         is_cut: whether connections break, and new ones are not served.
         flows: while it is not set, nothing is passed on, and all connections stay.
-        delay_s: time by which each piece arrives later.
     """
 
     port: int = 0
@@ -42,7 +41,6 @@ class DatabaseRelay:
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     is_cut: bool = False
     flows: asyncio.Event = field(default_factory=asyncio.Event)
-    delay_s: float = 0.0
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def url(self, server: PostgresServer, database: str) -> str:
@@ -55,12 +53,6 @@ class DatabaseRelay:
 
     def __post_init__(self) -> None:
         self.flows.set()
-
-    async def flow(self) -> None:
-        """Return when a piece may be passed on."""
-        if self.delay_s:
-            await asyncio.sleep(self.delay_s)
-        await self.flows.wait()
 
     def cut(self) -> None:
         """Break every connection, and serve no more."""
@@ -97,7 +89,7 @@ class DatabaseRelay:
     ) -> None:
         with contextlib.suppress(OSError):
             while piece := await reader.read(PIECE_BYTES):
-                await self.flow()
+                await self.flows.wait()
                 if APPENDS in piece and self.delayed:
                     self.delayed -= 1
                     writer.transport.abort()
@@ -120,7 +112,7 @@ class DatabaseRelay:
     ) -> None:
         with contextlib.suppress(OSError):
             while piece := await answers.read(PIECE_BYTES):
-                await self.flow()
+                await self.flows.wait()
                 if is_losing.is_set():
                     self.arrived.set()
                     if self.watched:

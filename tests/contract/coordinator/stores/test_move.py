@@ -260,16 +260,6 @@ async def test_backup_of_a_database_is_served_only_as_restored(
     assert (await served_again(restored, shared)).identity.lineage == run.identity.lineage
 
 
-async def test_copy_of_a_run_that_was_only_moved_is_a_backup(
-    run_dir: Path, url: str, shared: Path, database_server: PostgresServer
-) -> None:
-    await moved(run_dir, url, shared)
-    restored = database_server.new_database()
-    database_server.copy(url, restored)
-    with pytest.raises(InvalidInput, match="is a backup; start from it with --restored"):
-        await served_again(restored, shared)
-
-
 async def test_refused_start_leaves_the_note_of_the_blobs_folder(
     run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:

@@ -57,19 +57,6 @@ async def test_granted_uploads_take_room_a_few_for_each_client(blobs: ObjectBlob
     assert blobs.total_bytes == LIMIT
 
 
-async def test_upload_that_is_taken_in_is_counted_once(blobs: ObjectBlobs, bucket: Any) -> None:
-    await blobs.signed_put(SHA256, len(DATA), SENDER)
-    await keep(bucket, f"incoming/{SHA256}.{SENDER}")
-    data = await blobs.take_in(SHA256, len(DATA), SENDER)
-    assert data is not None
-    assert await blobs.size(SHA256) is None
-    found = await asyncio.to_thread(data.sha256)
-    await blobs.settle(SHA256, len(DATA), SENDER, found)
-    assert (await blobs.size(SHA256), blobs.total_bytes) == (len(DATA), len(DATA))
-    assert await keys(bucket, "incoming") == []
-    assert await blobs.take_in(SHA256, len(DATA), OTHER) is None
-
-
 async def test_sweep_deletes_what_nobody_takes_in(
     blobs: ObjectBlobs, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,25 +111,6 @@ async def held_object(blobs: ObjectBlobs, bucket: Any) -> None:
     await blobs.settle(SHA256, len(DATA), SENDER, await asyncio.to_thread(data.sha256))
 
 
-@pytest.mark.parametrize(
-    ("wrong", "found"),
-    [
-        (OTHER_BYTES, f"its bytes hash to {sha256_hex(OTHER_BYTES)}"),
-        (b"less", "it has 4 bytes, not 8"),
-        (b"", "it has 0"),
-    ],
-)
-async def test_object_that_was_overwritten_is_held_no_longer(
-    blobs: ObjectBlobs, bucket: Any, wrong: bytes, found: str
-) -> None:
-    await held_object(blobs, bucket)
-    await keep(bucket, f"blobs/{SHA256}", wrong)
-    with pytest.raises(Refused, match=rf"s3://tokens/{PREFIX}/blobs/{SHA256} was overwritten: {found}") as refused:
-        await blobs.look(SHA256, reads=True)
-    assert refused.value.kind == "not-found"
-    assert (await blobs.size(SHA256), blobs.total_bytes) == (None, 0)
-
-
 async def test_object_is_read_once_for_each_version_however_often_it_is_doubted(
     blobs: ObjectBlobs, bucket: Any, door: S3Door
 ) -> None:
@@ -159,32 +127,6 @@ async def test_object_is_read_once_for_each_version_however_often_it_is_doubted(
     for _ in range(3):
         await opened.look(SHA256, reads=True)
     assert reads() == 2, "another process has not read them yet"
-
-
-async def test_object_that_shows_late_is_not_given_up(blobs: ObjectBlobs, bucket: Any, door: S3Door) -> None:
-    await held_object(blobs, bucket)
-    hidden = [2]
-
-    def late(request: DoorRequest) -> HttpReply | None:
-        if request.method != "HEAD" or not hidden[0]:
-            return None
-        hidden[0] -= 1
-        return HttpReply(404)
-
-    door.fault = late
-    await blobs.look(SHA256, reads=False)
-    assert (hidden, await blobs.size(SHA256)) == ([0], len(DATA))
-
-
-async def test_object_overwritten_by_a_shorter_one_is_named_where_it_is_read(door: S3Door, bucket: Any) -> None:
-    large = bytes(9 * 1024 * 1024)
-    sha256 = sha256_hex(large)
-    await keep(bucket, f"blobs/{sha256}", large)
-    opened = await ObjectBlobs.open(Objects(s3_place(door.url), RUN_ID), len(large))
-    async with opened.opened(sha256) as data:
-        await keep(bucket, f"blobs/{sha256}", b"short")
-        with pytest.raises(Refused, match="was overwritten while it was read"):
-            await asyncio.to_thread(lambda: data[-3:])
 
 
 async def test_bytes_put_by_hand_are_not_lost_to_other_bytes_that_arrive(blobs: ObjectBlobs, bucket: Any) -> None:

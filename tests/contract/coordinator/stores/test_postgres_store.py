@@ -9,11 +9,9 @@ import pytest
 import epochal.coordinator.store.sql.journal
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.run.opening import signing_key_of
-from epochal.coordinator.run.replicas import FRESH_WITHIN_S
 from epochal.coordinator.store.open import open_store_reader, runs_in
 from epochal.coordinator.store.postgres.address import parse_address
 from epochal.coordinator.store.replication import Heartbeats, Replication
-from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S
 from epochal.coordinator.store.sql.schema import SCHEMA_NUMBER, hash_of_record, hash_of_snapshot
 from epochal.coordinator.store.store import Store
 from epochal.state.errors import InvalidInput, StoreBlocked, StoreConflict, StoreFailed
@@ -123,22 +121,6 @@ async def test_journal_of_two_coordinators_takes_the_record_of_the_first(url: st
         with pytest.raises(StoreConflict):
             await one.journal.open_segment(Snapshot(1, b"too early"))
     assert await bodies(url) == [b"first", b"second"]
-
-
-async def test_tail_does_not_follow_a_record_other_than_the_known_one(
-    url: str, database_server: PostgresServer
-) -> None:
-    async with opened(url, url) as (one, other):
-        await one.journal.open_segment(Snapshot(0, b"start"))
-        await one.journal.append(FIRST)
-        assert await other.journal.load() is not None
-        await one.journal.append(SECOND)
-        database_server.execute("UPDATE epochal_records SET hash = 'other' WHERE sequence = 1", url)
-        assert await other.journal.tail(1) is None
-
-
-def test_request_waits_for_news_for_longer_than_a_statement_may_take() -> None:
-    assert FRESH_WITHIN_S > STATEMENT_S + GRACE_S
 
 
 async def test_two_coordinators_that_begin_a_run_at_once_begin_it_once(url: str) -> None:

@@ -14,8 +14,6 @@ from epochal.state.errors import Refused, StoreConflict
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.database_store import database_store
 from tests.support.data.stored_blobs import blob_bytes
-from tests.support.servers.database_relay import database_relay
-from tests.support.servers.postgres_server import PostgresServer
 from tests.support.simulate.memory_store import MemoryDatabase, MemoryJournal, MemoryStore
 
 LIMIT = 1_000_000
@@ -148,16 +146,3 @@ async def test_other_blobs_find_room_beside_those_of_records(opening: Opening) -
     assert await store.blobs.held() == {*BOTH, digest}
     await store.blobs.delete(digest)
     assert await store.blobs.held() == BOTH.keys()
-
-
-async def test_record_whose_answer_is_lost_has_its_blobs(database_server: PostgresServer) -> None:
-    name = database_server.new_database().rpartition("/")[2]
-    async with database_relay(database_server) as relay:
-        store = await database_store(relay.url(database_server, name), "run", LIMIT)
-        await store.journal.open_segment(Snapshot(0, b"start"))
-        relay.lost_answers = 1
-        await store.journal.append(JournalRecord(1, b"first", blobs=BOTH))
-        assert relay.arrived.is_set()
-        assert await recorded(store).read([ONE, TWO]) == BOTH
-        await store.journal.append(JournalRecord(2, b"second", blobs={ONE: DATA}))
-        await store.aclose()

@@ -90,49 +90,9 @@ async def uploader(tmp_path: Path) -> Uploader:
     return Uploader(await DirectoryBlobs.open(tmp_path, 10**9))
 
 
-async def test_rest_of_a_broken_upload_completes_it(uploader: Uploader) -> None:
-    expected, data = blob_of(1)
-    await uploader.break_off(1)
-    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (len(HALF), len(HALF))
-    await uploader.send(expected, whole(data[len(HALF) :]), len(HALF))
-    assert await uploader.held(expected.sha256)
-    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, len(data))
-
-
-@pytest.mark.parametrize("kind", [Refusal.BODY_TIMEOUT, Refusal.OVERLOADED])
-async def test_upload_that_was_too_slow_may_go_on(uploader: Uploader, kind: Refusal) -> None:
-    assert uploader.arrived(await uploader.break_off(1, error=Refused(kind, "slow"))) == len(HALF)
-
-
 async def test_upload_that_must_end_waits_for_nothing(uploader: Uploader) -> None:
     await uploader.break_off(1, error=Refused(Refusal.LATE_RESULT, "late"))
     assert (uploader.uploads.paused_count, uploader.blobs.total_bytes) == (0, 0)
-
-
-async def test_rest_from_another_place_is_refused_with_the_right_one(uploader: Uploader) -> None:
-    expected = await uploader.break_off(1)
-    for start in (0, len(HALF) - 1, len(HALF) + 1):
-        with pytest.raises(Refused) as caught:
-            await uploader.send(expected, whole(HALF), start)
-        assert caught.value.kind is Refusal.OFFSET_DIFFERS
-        assert caught.value.context["received_bytes"] == len(HALF)
-
-
-async def test_rest_that_is_too_long_or_wrong_leaves_nothing(uploader: Uploader) -> None:
-    for rest, kind in ((WHOLE, Refusal.BLOB_TOO_LARGE), (HALF + b"x", Refusal.BLOB_MISMATCH)):
-        expected = await uploader.break_off(1)
-        with pytest.raises(Refused) as caught:
-            await uploader.send(expected, whole(rest), len(HALF))
-        assert caught.value.kind is kind
-        assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, 0)
-
-
-async def test_blob_sent_anew_takes_the_place_of_what_had_arrived(uploader: Uploader) -> None:
-    expected, data = blob_of(1)
-    await uploader.break_off(1)
-    await uploader.send(expected, whole(data))
-    assert await uploader.held(expected.sha256)
-    assert uploader.blobs.total_bytes == len(data)
 
 
 async def test_two_requests_for_one_blob_do_not_disturb_each_other(uploader: Uploader) -> None:
@@ -150,49 +110,6 @@ async def test_two_requests_for_one_blob_do_not_disturb_each_other(uploader: Upl
         await uploader.send(expected, whole(data))
         goes_on.set()
     assert uploader.blobs.total_bytes == len(data)
-
-
-async def hanging(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-    await asyncio.Event().wait()
-
-
-async def test_upload_of_which_all_has_arrived_needs_nobody(
-    uploader: Uploader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, data = blob_of(1)
-    uploader.may_check.clear()
-    with pytest.raises(Refused) as caught:
-        await uploader.send(expected, broken(data))
-    assert caught.value.kind is Refusal.BODY_INCOMPLETE
-    assert uploader.arrived(expected) == len(data)
-    monkeypatch.setattr(resumable_uploads, "FINISHED_WITHIN_S", 0.01)
-    with pytest.raises(Refused) as caught:
-        await uploader.uploads.finish(expected.client_id, expected.sha256)
-    assert caught.value.kind is Refusal.OVERLOADED
-    monkeypatch.undo()
-    uploader.may_check.set()
-    assert await uploader.uploads.finish(expected.client_id, expected.sha256)
-    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, len(data))
-    assert not await uploader.uploads.finish(expected.client_id, expected.sha256)
-
-
-async def test_upload_whose_end_is_not_heard_of_has_arrived_with_its_last_byte(uploader: Uploader) -> None:
-    expected, data = blob_of(1)
-    first = asyncio.create_task(uploader.send(expected, hanging(data)))
-    await until(lambda: uploader.blobs.total_bytes == len(data))
-    assert uploader.arrived(expected) == len(data)
-    assert await uploader.uploads.finish(expected.client_id, expected.sha256)
-    with pytest.raises(Refused):
-        await first
-
-
-async def test_upload_whose_bytes_are_others_did_not_finish(uploader: Uploader) -> None:
-    expected, data = blob_of(1)
-    with pytest.raises(Refused):
-        await uploader.send(expected, broken(data[:-1] + b"x"))
-    assert not await uploader.uploads.finish(expected.client_id, expected.sha256)
-    assert (uploader.arrived(expected), uploader.blobs.total_bytes) == (0, 0)
 
 
 async def test_upload_waits_no_longer_than_its_bound(uploader: Uploader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,16 +157,6 @@ async def test_failure_of_the_store_is_told_also_where_no_request_waits(uploader
     await asyncio.wait({has_left}, timeout=BOUND_S)
     await until(lambda: not uploader.uploads.under_way())
     assert len(uploader.failures) == 1
-
-
-async def test_failure_of_the_store_is_told_once_to_a_request(uploader: Uploader, tmp_path: Path) -> None:
-    expected, data = blob_of(1)
-    await uploader.break_off(1)
-    shutil.rmtree(tmp_path / "blobs" / "partial")
-    (tmp_path / "blobs" / "partial").write_bytes(b"")
-    with pytest.raises(StoreFailed):
-        await uploader.send(expected, whole(data[len(HALF) :]), len(HALF))
-    assert uploader.failures == []
 
 
 async def test_uploads_that_do_not_end_are_cancelled_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
