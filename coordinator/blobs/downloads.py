@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from epochal.coordinator.auth.admin import OPERATOR
-from epochal.coordinator.blobs.transfers import PlaceCounts, Places, Transfer
+from epochal.coordinator.blobs.transfers import Places, Transfer
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.runtime.http.http_server import MIN_READ_BYTES_PER_S
@@ -29,7 +29,7 @@ class Downloads:
     """The running downloads of one service."""
 
     def __init__(self, service: CoordinatorService) -> None:
-        self._places = Places(PlaceCounts(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT), service.now_s)
+        self._places = Places(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT, service.now_s)
         self._open_count = 0
         service.readers.on_change(self._end_those_of_former_members)
 

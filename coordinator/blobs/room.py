@@ -5,13 +5,13 @@ round, and with still less some results of each round are refused. Where checkpo
 (`config.checkpoint_every`), a third checkpoint and the results of all rounds since the older of two find room too.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
 from epochal.coordinator.machine.parts.run_models import KEEP_CHECKPOINTS
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.runtime.broadcast import Broadcast
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.model.replica import CheckpointForm
 from epochal.state.results import result_size_bound
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 ROUNDS_WITH_ROOM = 2
 """Number of rounds whose results must find room beside the kept checkpoints."""
+CHECK_EVERY_S = 10.0
 
 
 def room_needed(checkpoint_bytes: int, round_bytes: int, every: int = 0) -> int:
@@ -56,19 +57,12 @@ class BlobRoom:
         self._form = form
         self._checked_count = 0
         """The largest number of clients for which the room was checked."""
-        self._changed = Broadcast()
-        service.readers.on_change(self._note)
 
     async def run(self) -> None:
-        """Check whenever the number of clients grows beyond the largest so far, until cancelled."""
+        """Check again and again, until cancelled."""
         while True:
-            changed = self._changed.next
             await self.check()
-            await changed.wait()
-
-    def _note(self, _before: Run, run: Run) -> None:
-        if run.models.checkpoint is not None and _client_count(run) > self._checked_count:
-            self._changed.notify()
+            await asyncio.sleep(CHECK_EVERY_S)
 
     async def check(self) -> None:
         """Warn if there is too little room for the clients that the run has now."""

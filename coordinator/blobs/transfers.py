@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 from epochal.runtime.http.bodies import BODY_GRACE_S, MIN_BODY_BYTES_PER_S
@@ -101,22 +100,21 @@ class Transfer:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceCounts:
-    """Number of places for transfers: of all members together, and of one."""
-
-    total: int
-    per_client: int
-
-
 class Places:
-    """The places of transfers of one kind."""
+    """The places of transfers of one kind.
 
-    def __init__(self, counts: PlaceCounts, now_s: Callable[[], float]) -> None:
-        self._counts = counts
+    Args:
+        total: number of places of all members together.
+        per_client: number of places of one.
+        now_s: the clock.
+    """
+
+    def __init__(self, total: int, per_client: int, now_s: Callable[[], float]) -> None:
+        self._total = total
+        self._per_client = per_client
         self._now_s = now_s
         self._running: set[Transfer] = set()
-        self._free = asyncio.Semaphore(counts.total)
+        self._free = asyncio.Semaphore(total)
         self._held: Counter[ClientId] = Counter()
         self._waiting_count = 0
         self._next_check: asyncio.TimerHandle | None = None
@@ -137,9 +135,9 @@ class Places:
         Raises:
             Refused: `overloaded`: the member has all places that it may have, or no place was free for `MAX_WAIT_S`.
         """
-        if self._held[client_id] >= self._counts.per_client:
-            most = self._counts.per_client
-            raise Refused(Refusal.OVERLOADED, f"{most} transfers of this client are under way already")
+        if self._held[client_id] >= self._per_client:
+            message = f"{self._per_client} transfers of this client are under way already"
+            raise Refused(Refusal.OVERLOADED, message)
         self._held[client_id] += 1
         try:
             await self._wait_for_place()
@@ -163,8 +161,8 @@ class Places:
             async with asyncio.timeout(MAX_WAIT_S):
                 await self._free.acquire()
         except TimeoutError:
-            total = self._counts.total
-            raise Refused(Refusal.OVERLOADED, f"{total} transfers are under way; try again in a moment") from None
+            message = f"{self._total} transfers are under way; try again in a moment"
+            raise Refused(Refusal.OVERLOADED, message) from None
         finally:
             self._waiting_count -= 1
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from epochal.coordinator.blobs.announced import expectations, refusal_of
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.resumable_uploads import BlobBody, ResumableUploads
-from epochal.coordinator.blobs.transfers import MIN_BYTES_PER_S, PlaceCounts, Places, Transfer
+from epochal.coordinator.blobs.transfers import MIN_BYTES_PER_S, Places, Transfer
 from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import ExpectedBlob
@@ -58,7 +58,7 @@ class Uploads:
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
         self._service = service = intake.service
-        self._places = Places(PlaceCounts(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT), service.now_s)
+        self._places = Places(MAX_UPLOADS, MAX_UPLOADS_PER_CLIENT, service.now_s)
         self._receiving: dict[Transfer, Sha256] = {}
         self._resumable = ResumableUploads(self._take, service.note_failure)
         service.maintenance.paused = self._resumable

@@ -1,11 +1,13 @@
 """The blobs of a run: results and checkpoints, immutable bytes named by their SHA-256, and the rules for them."""
 
+import mmap
+import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from epochal.state.errors import Refused
+from epochal.state.errors import Refused, StoreFailed
 from epochal.state.model.tensors import Readable
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
@@ -115,6 +117,24 @@ class BytesOfBlob(bytes):
     def view(self) -> memoryview:
         """Return all of its bytes."""
         return memoryview(self)
+
+
+def mapped_copy(blob: Readable) -> memoryview:
+    """Return all bytes of a blob, mapped from a temporary file into which they are copied; it goes with the view.
+
+    Raises:
+        StoreFailed: there is no room for them.
+    """
+    if not len(blob):
+        return memoryview(b"")
+    try:
+        with tempfile.TemporaryFile() as file:
+            for start in range(0, len(blob), STREAM_BYTES):
+                file.write(blob[start : start + STREAM_BYTES])
+            file.flush()
+            return memoryview(mmap.mmap(file.fileno(), len(blob), access=mmap.ACCESS_READ))
+    except OSError as error:
+        raise StoreFailed(f"a blob of {len(blob)} bytes has no room in {tempfile.gettempdir()}") from error
 
 
 def check_growth(received_bytes: int, size_bytes: int) -> None:

@@ -4,14 +4,12 @@ See `state/checkpoint_parts.py` for what parts are.
 """
 
 import hashlib
-import mmap
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from epochal.coordinator.store.blobs import STREAM_BYTES, BlobReader, BlobStore, OpenBlob
+from epochal.coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, mapped_copy
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges
-from epochal.state.errors import Refused, StoreFailed
+from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
 
@@ -45,15 +43,8 @@ class JoinedParts:
         """There is no one file that holds these bytes."""
 
     def view(self) -> memoryview:
-        """Return all bytes, mapped from a temporary file into which they are copied; it goes with the view."""
-        try:
-            with tempfile.TemporaryFile() as file:
-                for start in range(0, len(self), STREAM_BYTES):
-                    file.write(self[start : start + STREAM_BYTES])
-                file.flush()
-                return memoryview(mmap.mmap(file.fileno(), len(self), access=mmap.ACCESS_READ))
-        except OSError as error:
-            raise StoreFailed(f"a checkpoint of {len(self)} bytes has no room in {tempfile.gettempdir()}") from error
+        """Return all bytes, as a copy in a temporary file."""
+        return mapped_copy(self)
 
 
 @asynccontextmanager

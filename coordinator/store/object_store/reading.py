@@ -1,11 +1,9 @@
 """Blobs as objects that are read, a window at a time, whoever may overwrite them meanwhile."""
 
 import contextlib
-import mmap
-import tempfile
 from collections.abc import AsyncIterator
 
-from epochal.coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found
+from epochal.coordinator.store.blobs import STREAM_BYTES, OpenBlob, blob_not_found, mapped_copy
 from epochal.coordinator.store.object_store.objects import ObjectMissing, Objects
 from epochal.runtime.files.mapped_reads import WINDOW_BYTES, Windows
 from epochal.state.errors import Refused
@@ -98,11 +96,4 @@ class OpenObject:
         return data
 
     def view(self) -> memoryview:
-        size_bytes = len(self)
-        if not size_bytes:
-            return memoryview(b"")
-        with tempfile.TemporaryFile() as file:
-            for start in range(0, size_bytes, WINDOW_BYTES):
-                file.write(self[start : min(start + WINDOW_BYTES, size_bytes)])
-            file.flush()
-            return memoryview(mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ))
+        return mapped_copy(self)

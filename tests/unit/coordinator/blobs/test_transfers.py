@@ -11,7 +11,6 @@ from epochal.coordinator.blobs.transfers import (
     GRACE_S,
     MAX_WAIT_S,
     MIN_BYTES_PER_S,
-    PlaceCounts,
     Places,
     Transfer,
 )
@@ -84,7 +83,7 @@ async def test_transfer_that_is_ended_raises_at_once_and_ever_after() -> None:
 
 @in_virtual_time
 async def test_member_beyond_its_places_is_refused_and_nobody_else() -> None:
-    places = Places(PlaceCounts(total=4, per_client=1), now_s)
+    places = Places(4, 1, now_s)
     async with places.place(ONE):
         with pytest.raises(Refused, match="1 transfers of this client"):
             async with places.place(ONE):
@@ -107,7 +106,7 @@ async def hold(places: Places, number: int, step: Callable[[Transfer], Awaitable
 
 @in_virtual_time
 async def test_transfers_that_drip_give_way_to_steady_ones() -> None:
-    places = Places(PlaceCounts(total=4, per_client=1), now_s)
+    places = Places(4, 1, now_s)
     started_s = now_s()
     async with asyncio.TaskGroup() as tasks:
         dripping = [
@@ -128,7 +127,7 @@ async def test_transfers_that_drip_give_way_to_steady_ones() -> None:
 
 @in_virtual_time
 async def test_steady_transfers_do_not_give_way() -> None:
-    places = Places(PlaceCounts(total=2, per_client=1), now_s)
+    places = Places(2, 1, now_s)
     async with asyncio.TaskGroup() as tasks:
         steady = [
             tasks.create_task(hold(places, number, lambda transfer: receive(transfer, MIN_BYTES_PER_S, 30)))
