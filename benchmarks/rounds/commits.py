@@ -8,10 +8,10 @@ from pathlib import Path
 
 from benchmarks.figures import Figure
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.store.blobs import one_piece
 from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.store import Store
 from epochal.state.wire import sha256_hex
+from tests.support.data.stored_blobs import one_piece
 
 EACH_S = 5.0
 """Time for which each case is repeated."""

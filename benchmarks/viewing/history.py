@@ -25,7 +25,7 @@ from epochal.coordinator.machine.stimuli import Stamped, Stimulus
 from epochal.coordinator.machine.views import blobs_kept
 from epochal.coordinator.run.opening import signing_key_of
 from epochal.coordinator.run.run_journal import RunJournal
-from epochal.coordinator.store.blobs import BlobStore, one_piece
+from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.coordinator.store.files.opening import UNNAMED_RUN, open_folder_store
 from epochal.coordinator.store.open import open_store_reader
@@ -47,6 +47,7 @@ from epochal.state.model.replica import Replica, checkpoint_bytes
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import one_piece
 from tests.support.simulate.memory_store import MemoryJournal
 
 CLIENTS = 3

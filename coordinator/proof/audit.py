@@ -87,11 +87,6 @@ class AuditReport:
         """Whether no problem was found."""
         return not self.problems
 
-    @property
-    def clean(self) -> bool:
-        """Whether no problem was found, and the run has trained on all data that it has come to."""
-        return self.passed and not self.remarks
-
 
 @dataclass
 class _Findings:

@@ -104,11 +104,6 @@ async def read_again(body: AsyncIterator[bytes], size_bytes: int) -> None:
         check_growth(received_bytes, size_bytes)
 
 
-async def one_piece(data: bytes) -> AsyncIterator[bytes]:
-    """Yield the bytes, as a body."""
-    yield data
-
-
 class BytesOfBlob(bytes):
     """A blob in memory (`OpenBlob`)."""
 

@@ -28,6 +28,7 @@ from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import fetched, spooled
+from tests.support.data.stored_blobs import one_piece
 from tests.support.drive.served import (
     DIFFERENCE,
     REPLICA,
@@ -101,10 +102,6 @@ class Uploading:
     def is_counted(self) -> bool:
         current = self.run.service.run.round
         return current is not None and self.member.client_id in current.results.verified
-
-
-async def _pieces_of(data: bytes) -> AsyncIterator[bytes]:
-    yield data
 
 
 @asynccontextmanager
@@ -194,7 +191,7 @@ async def test_upload_that_was_too_slow_is_gone_on_with(tmp_path: Path, monkeypa
 
 async def test_result_that_is_held_is_counted_unread(tmp_path: Path) -> None:
     async with uploading(tmp_path) as upload, asyncio.timeout(20):
-        await upload.run.service.blobs.receive(upload.sha256, len(upload.data), _pieces_of(upload.data))
+        await upload.run.service.blobs.receive(upload.sha256, len(upload.data), one_piece(upload.data))
         url = upload.run.http.base_url
         reader, writer = await asyncio.open_connection(url.host, url.port)
         writer.write(upload.relay.introduction)

@@ -86,7 +86,7 @@ async def test_released_batch_is_applied_and_the_audit_balances(tmp_path: Path) 
         assert said == f"released 1 batch: {BAD_INDEX}\n"
         await operate(run, "resume")
         report = await run.finish()
-        assert (report.quarantined, report.unapplied, report.clean) == (0, 0, True)
+        assert (report.quarantined, report.unapplied, report.problems, report.remarks) == (0, 0, (), ())
         assert (await run.status()).quarantined == ()
 
 

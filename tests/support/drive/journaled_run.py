@@ -1,6 +1,6 @@
 """A run of several epochs, simulated once and kept in a run directory, for tests of its journal."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import StoreFailed
 from epochal.state.wire import Seed, Sha256
-from tests.support.data.stored_blobs import blob_bytes
+from tests.support.data.stored_blobs import blob_bytes, one_piece
 from tests.support.simulate.memory_store import MemoryStore
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import simulated_run, small_state
@@ -61,10 +61,6 @@ async def simulated_segments(seed: int, state: StateFile) -> KeptRun:
         return KeptRun(tuple(run.coordinator.journal.segments), blobs, key)
 
 
-async def _pieces(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
 async def keep_in(folder: Path, kept: KeptRun) -> None:
     """Write a run into a new run directory, as a coordinator would have."""
     store = await open_folder_store(folder, MAX_BLOB_BYTES)
@@ -73,7 +69,7 @@ async def keep_in(folder: Path, kept: KeptRun) -> None:
         for record in segment.records:
             await store.journal.append(record)
     for sha256, data in kept.blobs.items():
-        await store.blobs.receive(sha256, len(data), _pieces(data))
+        await store.blobs.receive(sha256, len(data), one_piece(data))
     await store.notes.write(KEY, kept.private_key)
     await store.aclose()
 

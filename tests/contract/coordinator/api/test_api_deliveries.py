@@ -3,11 +3,11 @@
 import httpx
 import pytest
 
-from epochal.coordinator.store.blobs import one_piece
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.wire import canonical_json, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import one_piece
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
 from tests.support.simulate.memory_store import MemoryMeetings, MemoryReplication, MemoryStore
 

@@ -7,13 +7,12 @@ from typing import TypeAlias
 import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.store.blobs import one_piece
 from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobs
 from epochal.coordinator.store.store import Store
 from epochal.state.errors import Refused, StoreConflict
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.database_store import database_store
-from tests.support.data.stored_blobs import blob_bytes
+from tests.support.data.stored_blobs import blob_bytes, one_piece
 from tests.support.simulate.memory_store import MemoryDatabase, MemoryJournal, MemoryStore
 
 LIMIT = 1_000_000

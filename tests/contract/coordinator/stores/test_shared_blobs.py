@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import httpx
 import pytest
 
-from epochal.coordinator.store.blobs import BlobStore, one_piece
+from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.files.blobs import FORGOTTEN_AFTER_S, DirectoryBlobs
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
@@ -17,7 +17,7 @@ from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, sha256_hex
 from tests.support.data.object_blobs import object_blobs
-from tests.support.data.stored_blobs import blob_bytes
+from tests.support.data.stored_blobs import blob_bytes, one_piece
 
 LIMIT = 10_000_000
 DATA, OTHER = b"one blob" * 1000, b"another" * 10

@@ -17,6 +17,7 @@ from epochal.state.errors import Refused, StoreFailed
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, sha256_hex
+from tests.support.data.stored_blobs import one_piece
 from tests.support.servers.cutting_relay import until
 
 BOUND_S = 20.0
@@ -36,10 +37,6 @@ def blob_of(number: int, data: bytes = WHOLE, client: int = 1) -> tuple[Expected
 async def broken(data: bytes, error: Refused = BROKEN) -> AsyncIterator[bytes]:
     yield data
     raise error
-
-
-async def whole(data: bytes) -> AsyncIterator[bytes]:
-    yield data
 
 
 async def unended(data: bytes) -> AsyncIterator[bytes]:
@@ -107,7 +104,7 @@ async def test_two_requests_for_one_blob_do_not_disturb_each_other(uploader: Upl
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(uploader.send(expected, slow()))
         await until(lambda: uploader.blobs.total_bytes == len(HALF))
-        await uploader.send(expected, whole(data))
+        await uploader.send(expected, one_piece(data))
         goes_on.set()
     assert uploader.blobs.total_bytes == len(data)
 
@@ -175,7 +172,7 @@ async def test_uploads_that_do_not_end_are_cancelled_at_the_end(monkeypatch: pyt
     uploads = ResumableUploads(keep, fail)
     transfers = [Transfer(blob.client_id, asyncio.get_running_loop().time, 1.0) for blob in expected]
     requests = [
-        asyncio.create_task(uploads.receive(blob, transfer, whole(HALF), None))
+        asyncio.create_task(uploads.receive(blob, transfer, one_piece(HALF), None))
         for blob, transfer in zip(expected, transfers, strict=True)
     ]
     await until(lambda: len(uploads.under_way()) == 3)

@@ -1,7 +1,7 @@
 """A backup: complete or not there, read back completely, and made while the run goes on."""
 
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,15 +22,12 @@ from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.database_store import keep_private_key
 from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import one_piece
 from tests.support.data.stored_rows import execute, flip
 from tests.support.drive.journaled_run import problems_of
 
 MAX_BLOB_BYTES = 1_000_000
 BLOBS = (b"the older checkpoint", b"the newer checkpoint")
-
-
-async def pieces(data: bytes) -> AsyncIterator[bytes]:
-    yield data
 
 
 async def kept_run(run_dir: Path) -> Path:
@@ -47,7 +44,7 @@ async def kept_run(run_dir: Path) -> Path:
     )
     await RunJournal.begin(store.journal, run)
     for data in BLOBS:
-        await store.blobs.receive(sha256_hex(data), len(data), pieces(data))
+        await store.blobs.receive(sha256_hex(data), len(data), one_piece(data))
     await store.keys.keep_admin_token_sha256(bytes(32))
     await store.aclose()
     return run_dir

@@ -12,6 +12,7 @@ from epochal.state.errors import StoreFailed
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import one_piece
 from tests.support.simulate.memory_store import MemoryStore
 from tests.support.simulate.virtual_time import in_virtual_time
 
@@ -20,17 +21,13 @@ SMALL, LARGE = b"x" * 10, b"x" * 900
 """Blobs that nobody needs: one that leaves room, and one that takes nearly all."""
 
 
-async def pieces(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
 @asynccontextmanager
 async def maintained(blob: bytes) -> AsyncIterator[tuple[MemoryStore, Maintenance]]:
     """Yield a store that holds this blob, and the maintenance of its run."""
     state = state_file(blobs__max_total_bytes=MAX_BLOB_BYTES)
     run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)
     store = MemoryStore(MAX_BLOB_BYTES)
-    await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
+    await store.blobs.receive(sha256_hex(blob), len(blob), one_piece(blob))
 
     def fail(error: StoreFailed) -> None:
         raise error
@@ -98,7 +95,7 @@ async def test_blob_that_was_announced_to_another_coordinator_is_not_swept() -> 
     runs = [new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=1.0)]
     store = MemoryStore(MAX_BLOB_BYTES)
     for blob in (SMALL, LARGE):
-        await store.blobs.receive(sha256_hex(blob), len(blob), pieces(blob))
+        await store.blobs.receive(sha256_hex(blob), len(blob), one_piece(blob))
 
     async def catch_up() -> None:
         reference = CheckpointRef(0, sha256_hex(LARGE), len(LARGE), Sha256("ef" * 32))

@@ -22,6 +22,7 @@ from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.state.errors import StoreFailed
 from epochal.state.wire import sha256_hex
 from tests.support.data.recording_disk import RecordingDisk
+from tests.support.data.stored_blobs import one_piece
 from tests.support.data.stored_rows import execute
 
 MAX_BLOB_BYTES = 1_000
@@ -117,10 +118,6 @@ def open_to_others(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.rglob("*")) if path.stat().st_mode & 0o077]
 
 
-async def pieces(data: bytes) -> AsyncIterator[bytes]:
-    yield data
-
-
 async def test_folder_is_private_also_if_it_was_not(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     store = await begun(run_dir)
@@ -131,7 +128,7 @@ async def test_folder_is_private_also_if_it_was_not(tmp_path: Path) -> None:
         path.chmod(0o755)
     store = await open_folder_store(run_dir, MAX_BLOB_BYTES)
     await store.place.save_state_file("text")
-    await store.blobs.receive(sha256_hex(b"a result"), 8, pieces(b"a result"))
+    await store.blobs.receive(sha256_hex(b"a result"), 8, one_piece(b"a result"))
     assert open_to_others(run_dir) == []
     await store.aclose()
 
@@ -149,7 +146,7 @@ async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path:
     recording = RecordingDisk()
     blobs = await DirectoryBlobs.open(tmp_path, 1000, recording.disk)
     digest = sha256_hex(b"a result")
-    await blobs.receive(digest, 8, pieces(b"a result"))
+    await blobs.receive(digest, 8, one_piece(b"a result"))
     folder = tmp_path / "blobs"
     assert recording.lacks(tmp_path, folder, folder / digest[:2], folder / digest[:2] / digest) == []
 
