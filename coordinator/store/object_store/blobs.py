@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
@@ -58,8 +58,6 @@ class ObjectBlobs(ObjectReader):
         """Of held objects: the version whose bytes this process has read, and which are the blob's."""
         self._taken: dict[Sha256, OpenObject] = {}
         """What was taken in and is not settled yet; the digest's lock is held meanwhile."""
-        self._unsettled: dict[Sha256, int] = {}
-        """Sizes of objects that may lie under the names of blobs that are not held, until a sweep deletes them."""
         self._locks: KeyedLocks[Sha256] = KeyedLocks()
         self._puts = GrantedPuts()
         self._arriving_bytes = 0
@@ -91,12 +89,11 @@ class ObjectBlobs(ObjectReader):
 
     @property
     def total_bytes(self) -> int:
-        return self._held_bytes + sum(self._unsettled.values()) + self._arriving_bytes + self._puts.total_bytes
+        return self._held_bytes + self._arriving_bytes + self._puts.total_bytes
 
     def _hold(self, sha256: Sha256, size_bytes: int, version: str | None) -> None:
         self._held_bytes += size_bytes - self._sizes.get(sha256, 0)
         self._sizes[sha256] = size_bytes
-        self._unsettled.pop(sha256, None)
         if version is None:
             self._versions.pop(sha256, None)
         else:
@@ -105,25 +102,6 @@ class ObjectBlobs(ObjectReader):
     def _let_go(self, sha256: Sha256) -> None:
         self._held_bytes -= self._sizes.pop(sha256, 0)
         self._versions.pop(sha256, None)
-
-    @contextlib.contextmanager
-    def _noted(self, sha256: Sha256, size_bytes: int) -> Iterator[None]:
-        """Note that an object that is not held may lie under a blob's name, if what makes one ends in an error."""
-        try:
-            yield
-        except BaseException:
-            self._note(sha256, size_bytes)
-            raise
-
-    def _note(self, sha256: Sha256, size_bytes: int) -> None:
-        if sha256 not in self._sizes:
-            self._unsettled[sha256] = size_bytes
-
-    async def _discard(self, sha256: Sha256, size_bytes: int) -> None:
-        """Delete what lies under a blob's name and is not held, or note it. The digest's lock must be held."""
-        with self._noted(sha256, size_bytes):
-            await self._objects.delete(key_of(sha256))
-        self._unsettled.pop(sha256, None)
 
     # Bytes that pass through the coordinator
 
@@ -154,8 +132,7 @@ class ObjectBlobs(ObjectReader):
         try:
             putting = self._put(key, None, size_bytes, body, spare_bytes)
             async with putting as (sha256, _), self._locks.of(sha256):
-                with self._noted(sha256, size_bytes):
-                    await self._objects.copy(key, key_of(sha256))
+                await self._objects.copy(key, key_of(sha256))
                 self._hold(sha256, size_bytes, None)
         finally:
             await self._objects.delete(key)
@@ -169,14 +146,14 @@ class ObjectBlobs(ObjectReader):
 
         They take room until the context is left.
         """
-        check_room(self._other_bytes(sha256) + size_bytes + spare_bytes, self._max_total_bytes)
+        check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
         digest, received_bytes = hashlib.sha256(), 0
 
         async def checked() -> AsyncIterator[bytes]:
             nonlocal received_bytes
             async for piece in body:
                 check_growth(received_bytes + len(piece), size_bytes)
-                check_room(self._other_bytes(sha256) + len(piece) + spare_bytes, self._max_total_bytes)
+                check_room(self.total_bytes + len(piece) + spare_bytes, self._max_total_bytes)
                 received_bytes += len(piece)
                 self._arriving_bytes += len(piece)
                 digest.update(piece)
@@ -186,16 +163,8 @@ class ObjectBlobs(ObjectReader):
         try:
             version = await self._objects.put(key, checked())
             yield Sha256(digest.hexdigest()), version
-        except BaseException as error:
-            if sha256 is not None and received_bytes == size_bytes and not isinstance(error, Refused):
-                self._note(sha256, size_bytes)
-            raise
         finally:
             self._arriving_bytes -= received_bytes
-
-    def _other_bytes(self, sha256: Sha256 | None) -> int:
-        """Return the size of everything, without what may lie under this name and would be overwritten."""
-        return self.total_bytes - (0 if sha256 is None else self._unsettled.get(sha256, 0))
 
     async def size(self, sha256: Sha256) -> int | None:
         return self._sizes.get(sha256)
@@ -268,7 +237,7 @@ class ObjectBlobs(ObjectReader):
         """
         key = _incoming_key(sha256, sender)
         self._puts.make_way(key, sender)
-        check_room(self._other_bytes(sha256) + size_bytes + spare_bytes, self._max_total_bytes)
+        check_room(self.total_bytes + size_bytes + spare_bytes, self._max_total_bytes)
         self._puts.grant(key, sender, size_bytes)
         url = await self._objects.signed("PUT", key)
         return bound_put(url, os.environ, sha256, size_bytes, SIGNED_FOR_S) or SignedPut(
@@ -293,8 +262,6 @@ class ObjectBlobs(ObjectReader):
             if data is not None:
                 self._taken[sha256] = data
         except BaseException:
-            if sha256 in self._unsettled:  # it takes its room there
-                self.end_put(sha256, sender)
             self._locks.release(sha256)
             raise
         if data is None:
@@ -312,14 +279,12 @@ class ObjectBlobs(ObjectReader):
             raise _not_there(self._objects.place_of(key)) from None
         if found.size_bytes == size_bytes:
             try:
-                with self._noted(sha256, size_bytes):
-                    await self._objects.copy(key, key_of(sha256))
-                    found = await self._shown(key_of(sha256))
+                await self._objects.copy(key, key_of(sha256))
+                found = await self._shown(key_of(sha256))
             except ObjectMissing as error:
                 raise _not_there(str(error)) from None
             if found.size_bytes == size_bytes:
                 return OpenObject(self._objects, sha256, size_bytes, found.version)
-            await self._discard(sha256, found.size_bytes)  # it was overwritten before it was copied
         await self._drop(key, sha256)
         kind = Refusal.BLOB_TOO_LARGE if found.size_bytes > size_bytes else Refusal.BLOB_MISMATCH
         place = self._objects.place_of(key)
@@ -343,22 +308,25 @@ class ObjectBlobs(ObjectReader):
             if found == sha256:
                 self._hold(sha256, size_bytes, taken.version)
             else:
-                await self._discard(sha256, size_bytes)
+                await self._objects.delete(key_of(sha256))
             await self._drop(key, sha256)
         finally:
             self._locks.release(sha256)
         check_content(sha256, size_bytes, size_bytes, found or sha256)
 
     async def _drop(self, key: str, sha256: Sha256) -> None:
-        """Delete what a client has put, which marks the blob as unchecked; if that fails now, a sweep does it.
+        """Delete what a client has put, after what was copied from it and is not held: it marks that as unchecked.
 
-        The digest's lock must be held.
+        The digest's lock must be held. If it fails now, a sweep does it.
         """
         self._puts.end(key)
         with contextlib.suppress(StoreBlocked):
-            if sha256 in self._unsettled:
-                await self._discard(sha256, self._unsettled[sha256])
-            await self._objects.delete(key)
+            await self._delete_both(key, sha256)
+
+    async def _delete_both(self, key: str, sha256: Sha256) -> None:
+        if sha256 not in self._sizes:
+            await self._objects.delete(key_of(sha256))
+        await self._objects.delete(key)
 
     async def _shown(self, key: str) -> StoredObject:
         """Return an object that a store may show a little late. Raise `ObjectMissing` if it does not."""
@@ -375,7 +343,6 @@ class ObjectBlobs(ObjectReader):
 
     async def drop_unfinished(self) -> None:
         """Delete what clients have put and nobody will take in any more."""
-        await self._discard_unsettled()
         oldest = datetime.now(UTC) - timedelta(seconds=FORGOTTEN_AFTER_S)
         async for page in self._objects.pages(INCOMING):
             expected = self._puts.keys
@@ -384,15 +351,8 @@ class ObjectBlobs(ObjectReader):
                 if found.written_at >= oldest or found.key in expected or sha256 in self._locks:
                     continue
                 async with self._locks.of(sha256):
-                    if sha256 not in self._unsettled:
-                        await self._objects.delete(found.key)
-
-    async def _discard_unsettled(self) -> None:
-        """Delete what may lie under the names of blobs that are not held, but for what is being taken in."""
-        for sha256, size_bytes in list(self._unsettled.items()):
-            if sha256 in self._unsettled and sha256 not in self._locks:
-                async with self._locks.of(sha256):
-                    await self._discard(sha256, size_bytes)
+                    await self._is_settled(sha256, found.size_bytes)
+                    await self._delete_both(found.key, sha256)
 
     async def check_answers(self) -> None:
         """Raise `StoreBlocked` unless the store answers now."""
