@@ -5,7 +5,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -33,7 +32,6 @@ from epochal.coordinator.notify.notifier import Notifier
 from epochal.coordinator.run.genesis import NO_GENESIS, Genesis
 from epochal.coordinator.run.opening import ServiceOptions, signing_key_of
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.run.waiting_to_start import open_in_turn, open_when_kept
 from epochal.coordinator.store.open import open_store
 from epochal.coordinator.store.replication import Program
 from epochal.coordinator.store.store import Store
@@ -71,7 +69,6 @@ class ServeOptions:
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
         notified: told what `[notify]` asks for.
-        wait_for_store_s: maximum time for which a start waits for a store that keeps nothing now; 0 not to wait.
         advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
 
@@ -87,7 +84,6 @@ class ServeOptions:
     other_connections: int = 0
     blobs_folder: Path | None = None
     advertised: str | None = None
-    wait_for_store_s: float = 0.0
     notified: tuple[Address, ...] = ()
 
     def hosts(self) -> tuple[str, ...]:
@@ -117,7 +113,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
 
     Raises:
         InvalidInput: the options are wrong, or the state file contradicts the kept run.
-        StoreBlocked: it cannot be used now, nor within the time that the options allow.
+        StoreBlocked: it cannot be used now.
         StoreFailed: it cannot be used, is in use, or is damaged.
         StoreLost: the store failed while the run was served.
     """
@@ -127,7 +123,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     join_hosts = JoinHosts(options.hosts(), endpoint.tls_cert)
     allow_connections()
     run_id = state_file.run_id
-    store, key, service, insight = await open_when_kept(partial(_open, state_file, options), options.wait_for_store_s)
+    store, key, service, insight = await _open(state_file, options)
     try:
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
@@ -193,8 +189,7 @@ async def _open(state_file: StateFile, options: ServeOptions) -> tuple[Store, Si
             genesis=options.genesis,
             worker=worker,
         )
-        opening = partial(CoordinatorService.open, service_options, state_file, is_restored=options.is_restored)
-        service = await open_in_turn(opening, store, options.endpoint)
+        service = await CoordinatorService.open(service_options, state_file, is_restored=options.is_restored)
         return store, key, service, ReadSide(service, history)
     except BaseException:
         await store.aclose()

@@ -167,11 +167,10 @@ class OtherRules(StoreFailed):
     """
 
     def __init__(self, where: str, found: int, known: int) -> None:
-        self.is_older = found < known
         advice = (
             "let coordinators of the version that began the run finish it; or export its checkpoint with that version, "
             "and begin another run from it"
-            if self.is_older
+            if found < known
             else "start a version of Epochal that is as new as the one that wrote it"
         )
         said = f"{where} was written under rules version {found}; this program replays version {known}"

@@ -70,14 +70,6 @@ AdvertiseOption: TypeAlias = Annotated[
         "the address on which it listens.",
     ),
 ]
-WaitForStoreOption: TypeAlias = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        min=0,
-        help="At the start, wait up to this long for a store that is down, read-only or recovering. Default: 0 s.",
-    ),
-]
 BlobsOption: TypeAlias = Annotated[
     Path | None,
     typer.Option(
@@ -102,7 +94,6 @@ def coordinator(
         bool,
         typer.Option("--restored", help="The store is a restored backup: clients return to the state that it holds."),
     ] = False,
-    wait_for_store: WaitForStoreOption = 0.0,
     new_admin_token: Annotated[
         bool, typer.Option("--new-admin-token", help="Create and print a new admin token; the old one stops working.")
     ] = False,
@@ -145,7 +136,6 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
-        wait_for_store_s=wait_for_store,
         notified=notified_of(state),
         other_connections=0 if data_config is None else DEFAULT_LIMITS.connections.total,
         allowed_hosts=tuple(allowed_host or ()),
