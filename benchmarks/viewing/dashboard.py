@@ -34,11 +34,10 @@ new MutationObserver((changes, observer) => {
 """
 """Notes the time at which the run's figures were painted."""
 WHOLE = """async () => {
-    const isWhole = () => window.shownMs && document.querySelector(".chart canvas") &&
-        document.querySelector(".map p").textContent;
+    const isWhole = () => window.shownMs && document.querySelector(".chart canvas");
     while (!isWhole()) await new Promise(requestAnimationFrame);
 }"""
-"""Waits for the figures, the charts and the map. (The page's policy forbids `wait_for_function`, which calls eval.)"""
+"""Waits for the figures and the charts. (The page's policy forbids `wait_for_function`, which calls eval.)"""
 PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 

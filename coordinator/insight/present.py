@@ -1,8 +1,6 @@
 """A run at one moment, as it is shown to viewers."""
 
-from collections.abc import Iterable
 from dataclasses import replace
-from itertools import islice
 
 from epochal.coordinator.insight.figures import clients_of
 from epochal.coordinator.insight.wait_facts import situation_of
@@ -10,8 +8,7 @@ from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import RunDocument
 from epochal.state.generations import generation_at, passes_before
-from epochal.state.intervals import BatchId, coalesce, subtract
-from epochal.state.messages.history_rows import MAX_MAP_INTERVALS, DataMap, Moment, RoundDetail, slowest_first
+from epochal.state.messages.history_rows import Moment, RoundDetail, slowest_first
 from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.shown.waiting_words import waiting_words
 from epochal.state.wire import ClientId
@@ -44,6 +41,7 @@ def moment_of(
     """
     since_s = max(0.0, now_s - run.clock.now_s)
     current = run.round if run.clock.phase in ROUND_PHASES else None
+    passes, pass_samples = passes_of(run)
     return Moment(
         document=document,
         at_s=run.clock.now_s + since_s,
@@ -54,24 +52,14 @@ def moment_of(
         round_s=None if current is None else elapsed_s(current, run.clock) + since_s,
         under_way=() if current is None or not has_clients else clients_of(current, names=names_of(run)),
         last_round=last_round,
-        data=data_map_of(run),
+        passes=passes,
+        pass_samples=pass_samples,
         waiting=waiting_words(situation_of(run, problem)),
         explanation=explanation,
     )
 
 
-def data_map_of(run: Run) -> DataMap:
-    """Return where the batches are that the run has begun."""
-    current = run.round if run.clock.phase in ROUND_PHASES else None
-    under_way = () if current is None else coalesce(current.tasks.work.intervals())
-    quarantined = coalesce(item.batch_id for item in run.work.quarantined)
-    waiting = subtract(coalesce((*run.work.carried, *(item.batch_id for item in run.work.suspects))), under_way)
-    is_whole = max(map(len, (under_way, waiting, quarantined))) <= MAX_MAP_INTERVALS
-    passes, samples = _passes(run)
-    return DataMap(run.work.cursor, _first(under_way), _first(waiting), _first(quarantined), is_whole, passes, samples)
-
-
-def _passes(run: Run) -> tuple[float | None, int | None]:
+def passes_of(run: Run) -> tuple[float | None, int | None]:
     """Return the number of passes over the run's data that were begun, and the samples of the last one."""
     index = run.work.cursor * run.state_file.config.data_indices_per_batch
     generations = run.state_file.data_generations
@@ -89,10 +77,6 @@ def _passes(run: Run) -> tuple[float | None, int | None]:
 def names_of(run: Run) -> dict[ClientId, str]:
     """Return the names that members have chosen."""
     return {member.client_id: member.name for member in run.members.by_id.values() if member.name}
-
-
-def _first(intervals: Iterable[BatchId]) -> tuple[BatchId, ...]:
-    return tuple(islice(intervals, MAX_MAP_INTERVALS))
 
 
 def with_slowest(moment: Moment, most: int) -> Moment:

@@ -15,11 +15,8 @@ from pydantic import Field
 
 from epochal.state.documents import Count, HexId, RunDocument
 from epochal.state.errors import FailureKind
-from epochal.state.intervals import BatchId
 from epochal.state.wire_document import WireDocument
 
-MAX_MAP_INTERVALS = 512
-"""Maximum number of intervals of each kind in a map of the data."""
 MAX_DETAIL_CHARS = 240
 """Maximum length of the reason for which a client's work was not applied."""
 
@@ -245,29 +242,6 @@ class HistoryPage(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class DataMap(WireDocument):
-    """The batches that a run has begun, by their outcome: those in none of the intervals were applied.
-
-    Attributes:
-        begun: number of batches that some round has assigned: those below the cursor.
-        under_way: intervals of the round under way, in ascending order, as those below.
-        waiting: intervals that were lost and wait for a later round.
-        quarantined: intervals that left the run.
-        is_whole: whether all intervals are here: the first `MAX_MAP_INTERVALS` of each kind are.
-        passes: number of passes over the data that were begun, with the part of the last one; None if it is not known.
-        pass_samples: number of samples in that last pass, as members describe the data; None if it is not known.
-    """
-
-    begun: Count
-    under_way: tuple[BatchId, ...]
-    waiting: tuple[BatchId, ...]
-    quarantined: tuple[BatchId, ...]
-    is_whole: bool
-    passes: float | None = None
-    pass_samples: Count | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Moment(WireDocument):
     """A run as it is (`GET …/history/present`).
 
@@ -280,7 +254,8 @@ class Moment(WireDocument):
         round_s: time for which the round under way has lasted, in seconds; None if it is missing.
         under_way: the clients of the round under way, as far as they have come, in the order of the roster.
         last_round: the last round that has ended, if it is known.
-        data: where the batches are that it has begun.
+        passes: number of passes over the data that were begun, with the part of the last one; None if it is not known.
+        pass_samples: number of samples in that last pass, as members describe the data; None if it is not known.
         waiting: says what the run waits for, as "waits for …".
         explanation: says why it is not faster, by its last rounds (`SpeedExplanation.sentence`); "" before the first.
     """
@@ -294,7 +269,8 @@ class Moment(WireDocument):
     round_s: float | None
     under_way: tuple[ClientFigures, ...]
     last_round: RoundDetail | None
-    data: DataMap
+    passes: float | None
+    pass_samples: Count | None
     waiting: str = ""
     explanation: str = ""
 

@@ -160,19 +160,17 @@ async def test_run_without_rounds_says_so_and_what_it_waits_for_once(browser: "B
         assert complaints.unexpected == []
 
 
-async def test_map_says_how_far_the_run_is_through_its_data(browser: "Browser", watched: Watched) -> None:
+async def test_page_says_how_far_the_run_is_through_its_data(browser: "Browser", watched: Watched) -> None:
     async def knows(route: "Route") -> None:
         told = await (await route.fetch()).json()
-        told["data"] |= {"passes": 3.75, "pass_samples": 23_414}
+        told |= {"passes": 3.75, "pass_samples": 23_414}
         await route.fulfill(json=told)
 
     async with opened(browser) as (page, _):
         await page.goto(watched.url)
-        said = page.locator(".map p")
-        await said.get_by_text("quarantined.").wait_for()
-        assert "Pass" not in await said.inner_text(), "no member has described its data"
+        await until_shown(page, "applied", "samples$")  # no member has described its data
         await page.route("**/history/present?*", knows)
-        await said.get_by_text("Pass 4 over 23,414 samples: 75 % of it begun.").wait_for()
+        await until_shown(page, "applied", "samples; pass 4 over 23,414: 75 % of it begun$")
 
 
 async def test_part_that_was_left_before_it_was_loaded_is_not_shown(browser: "Browser", watched: Watched) -> None:

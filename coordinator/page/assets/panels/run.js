@@ -1,9 +1,8 @@
 // The run: what it does, how far it is, and how it has gone.
 
 import { Chart, smoothed } from "../chart.js";
-import { DataMap } from "../data-map.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, clock, digits, duration, moment, short, UNKNOWN, visible, whole } from "../format.js";
+import { bytes, clock, digits, duration, moment, percent, short, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
 import { POINTS, Rounds } from "../rounds.js";
 import { PHASES } from "../words.js";
@@ -47,6 +46,14 @@ export function timeToEnd(rounds, steps) {
   return done ? (steps * usual.reduce((sum, { pace, count }) => sum + pace * count, 0)) / done : null;
 }
 
+/** Return how far the run is through its data; "" if nobody has said how many samples they have. */
+function passWords(present) {
+  const passes = present?.passes ?? null;
+  if (passes === null) return "";
+  const begun = Math.floor(passes);
+  return `; pass ${whole(begun + 1)} over ${whole(present.pass_samples)}: ${percent(passes - begun)} of it begun`;
+}
+
 export default class RunPanel {
   #ends = [];
   #charts = {};
@@ -62,8 +69,6 @@ export default class RunPanel {
     const id = newId("run");
     this.phase = h("p", { class: "lead" });
     this.why = h("p");
-    this.mapPlace = h("div");
-    this.map = new DataMap(this.mapPlace);
     this.values = new Map(FIGURES.map((word) => [word, h("dd", { "data-figure": word })]));
     const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word, word === "member" ? "members" : word)), this.values.get(word)));
     this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.98, step: 0.02, value: 0.6, on: { input: () => this.#draw() } });
@@ -80,9 +85,9 @@ export default class RunPanel {
         h("div", { class: "tools" },
           h("label", { for: `${id}-axis` }, "over "), this.axis,
           h("label", { for: `${id}-smoothing` }, term("smoothing")), this.smoothing),
-        this.chartsPlace, this.mapPlace),
+        this.chartsPlace),
       h("section", { "aria-labelledby": `${id}-checkpoints` }, h("h2", { id: `${id}-checkpoints` }, "Checkpoints"), this.checkpointsPlace),
-      glossary([...FIGURES, "ready", "under way", "batch", "round", "smoothing", "version"]));
+      glossary([...FIGURES, "ready", "batch", "round", "smoothing"]));
     this.#ends.push(
       store.follow(MEMBERS_MS),
       store.poll(() => store.path("evaluations"), EVALUATIONS_MS, ({ evaluations }) => {
@@ -103,7 +108,6 @@ export default class RunPanel {
     this.#zooming?.abort();
     for (const end of this.#ends) end();
     for (const chart of Object.values(this.#charts)) chart.destroy();
-    this.map.destroy();
   }
 
   update() {
@@ -117,7 +121,6 @@ export default class RunPanel {
     setText(this.phase, why);
     setText(this.why, "");
     for (const value of this.values.values()) setText(value, UNKNOWN);
-    this.map.set(null);
     this.shownCheckpoints = null;
     fill(this.checkpointsPlace);
   }
@@ -130,7 +133,6 @@ export default class RunPanel {
     const began = words?.waiting?.includes(run.reason) ? "" : ` The phase began with: ${visible(run.reason)}`;
     setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.${began}`);
     setText(this.why, visible((words?.explanation ?? "").replace(`The run is stopped: it ${words?.waiting}. `, ""))); // said above
-    this.map.set(found?.data ?? null);
     const set = (word, text) => setText(values.get(word), text);
     set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);
     set("epoch", whole(run.epoch));
@@ -148,7 +150,7 @@ export default class RunPanel {
     set("learning rate", last === null ? UNKNOWN : digits(last.learning_rate, 3));
     const members = found?.members ?? last?.members ?? null, ready = found?.ready ?? last?.ready ?? null;
     set("member", `${whole(members)}, ${whole(ready)} ready`);
-    set("applied", `${whole(run.data_indices_applied)} samples`);
+    set("applied", `${whole(run.data_indices_applied)} samples${passWords(found)}`);
     set("carried", `${whole(run.carried_batches)} batches`);
     set("quarantined", `${whole(run.quarantined_batches)} batches`);
     set("checkpoint", run.checkpoint === null ? UNKNOWN : `step ${whole(run.checkpoint.step)}, ${bytes(run.checkpoint.size_bytes)}`);

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from epochal.state.documents import RunDocument
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
-from epochal.state.messages.history_rows import DataMap, Moment
+from epochal.state.messages.history_rows import Moment
 from epochal.state.messages.requests import DatasetView, FailedBatches, FailedData, RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256
@@ -56,9 +56,8 @@ def status_with(text: str) -> RunStatus:
 
 def screen_with(text: str, problem: str = "") -> RunScreen:
     busy = client(1, name=text, fate="rejected", detail=text, train_s=1.0)
-    data = DataMap(9, (), (), (), is_whole=True)
     shown = replace(detail(busy), reason=text)
-    moment = Moment(document_with(text), 1.0, 1, 1, None, 0, 1.0, (busy,), shown, data, text, text)
+    moment = Moment(document_with(text), 1.0, 1, 1, None, 0, 1.0, (busy,), shown, None, None, text, text)
     return RunScreen(RunPicture(status_with(text), moment, problem), "http://host:1")
 
 

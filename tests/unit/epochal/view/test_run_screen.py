@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from epochal.state.messages.history_rows import DataMap, Moment
+from epochal.state.messages.history_rows import Moment
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import PARTS
 from epochal.state.wire import ClientId
@@ -45,7 +45,7 @@ def picture(members: int = 3) -> RunPicture:
     moment = Moment(
         run_document(RunState.ROUND_TRAIN), 1.0, 1, 1, None, 0, 1.5,
         (client(1), client(2, delivered_s=1.0)), detail(client(1, train_s=2.0, delivered_s=2.0)),
-        DataMap(0, (), (), (), is_whole=True),
+        None, None,
     )  # fmt: skip
     return RunPicture(replace(status, members=rows, member_count=members), moment)
 
