@@ -60,7 +60,6 @@ WITHDRAW_TIMEOUT_S = 2.0
 MAX_UPLOAD_ATTEMPTS = 8
 """Maximum number of requests for one blob that end as too slow or incomplete. Each leaves the bytes that it brought;
 the run refuses the next one once it waits for the blob no longer."""
-UNREACHABLE = "unreachable"
 _RESUMED = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BODY_TIMEOUT})
 
 P = ParamSpec("P")
@@ -87,22 +86,7 @@ class CoordinatorFound:
     """The coordinator answers again."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRepeated:
-    """A request is made again. `reason` is the refusal's kind, or `UNREACHABLE`."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class RestBegan:
-    """The coordinator gives this client no work for `rest_s` seconds, for this reason."""
-
-    rest_s: float
-    reason: str
-
-
-SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound | RequestRepeated | RestBegan
+SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound
 SessionObserver = Callable[[SessionEvent], None]
 
 
@@ -246,7 +230,6 @@ class CoordinatorSession(ForwardedRequests):
                 if refusal.kind not in _RESUMED or THROUGH_STORE in refusal.context:
                     raise
                 await backoff.wait(refusal)
-                self._observer(RequestRepeated(refusal.kind.value))
 
     async def standing(self) -> Standing:
         """Return which of this member's messages have arrived; log if it rests."""
@@ -350,7 +333,6 @@ class CoordinatorSession(ForwardedRequests):
         """Wait until the failed request may be repeated; raise the error if the policy's time is over."""
         self._repeated_since_s.setdefault(backoff, self._retry_policy.clock.monotonic_s())
         await backoff.wait(error, float(error.context.get("retry_after_s", 0.0)))
-        self._observer(RequestRepeated(error.kind.value if isinstance(error, Refused) else UNREACHABLE))
 
     def _count_join(self) -> None:
         now_s = self._retry_policy.clock.monotonic_s()
@@ -378,7 +360,6 @@ class CoordinatorSession(ForwardedRequests):
             self._rest_ends_s = now_s + standing.rest_s
             fields = {"rest_s": round(standing.rest_s, 1), "missed_rounds": standing.missed}
             log.warning("gets_no_work_for_a_while", extra=fields | {"reason": standing.last_miss})
-            self._observer(RestBegan(standing.rest_s, standing.last_miss))
 
     def _note_lost(self, error: CoordinatorUnreachable) -> None:
         if not self._lost:

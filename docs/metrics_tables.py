@@ -7,7 +7,6 @@ from prometheus_client.core import Metric
 
 from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from epochal.data_providers.tcp.server_metrics import DataServerMetrics
-from epochal.run_manager.client_metrics import ClientMetrics
 from epochal.training_service.metrics import TrainingMetrics
 
 SUFFIXES = {"counter": "_total", "info": "_info"}
@@ -15,7 +14,6 @@ PROGRAMS: dict[str, Callable[[CollectorRegistry], object]] = {
     "coordinator": CoordinatorMetrics,
     "data-server": DataServerMetrics,
     "training-service": TrainingMetrics,
-    "client": ClientMetrics,
 }
 
 

@@ -148,27 +148,20 @@ class Attested:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultSettled:
-    """It is decided whether an outcome contains this client's last result."""
-
-    is_applied: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BlobSent:
-    """A result or checkpoint was uploaded. The time includes repeated attempts."""
-
-    size_bytes: int
-    duration_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class BlobFetched:
     """A result, or a part of a checkpoint, was downloaded and its digest compared."""
 
     size_bytes: int
     duration_s: float
     is_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDistrusted:
+    """The replica is dropped, to be rebuilt from checkpoint and outcomes."""
+
+    step: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,23 +181,6 @@ class ReplicaHeld:
     origin: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaDistrusted:
-    """The replica is dropped, to be rebuilt from checkpoint and outcomes."""
-
-    step: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StepRefused:
-    """The coordinator refused a message of a step, usually because the round had moved on."""
-
-    step_name: str
-    kind: str
-    message: str
-
-
 Event: TypeAlias = (
     SessionEvent
     | DocumentArrived
@@ -217,13 +193,10 @@ Event: TypeAlias = (
     | RoundTrained
     | RoundFailed
     | Attested
-    | ResultSettled
-    | BlobSent
     | BlobFetched
     | OutcomeMerged
     | ReplicaHeld
     | ReplicaDistrusted
-    | StepRefused
 )
 Observer = Callable[[Event], None]
 

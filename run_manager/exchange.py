@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from epochal.coordinator_client.api import BlobRequests, ReportRequests
-from epochal.run_manager.events import BlobFetched, BlobSent, Observer, ignore
+from epochal.run_manager.events import BlobFetched, Observer, ignore
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import ReceivedFile
 from epochal.state.errors import InvalidDocument, Refused
@@ -80,8 +80,7 @@ class Exchange:
         Raises:
             Refused: the coordinator does not expect the result (any more), or it breaks a rule.
         """
-        sha256, loop = Sha256(commitment.result_sha256), asyncio.get_running_loop()
-        started_s = loop.time()
+        sha256 = Sha256(commitment.result_sha256)
         has_arrived = False
         if file.size_bytes > MAX_DELIVERED_BYTES:
             await self._requests.report(commitment)
@@ -91,9 +90,7 @@ class Exchange:
             has_arrived = standing.result_verified or not is_of_round
         self._kept[sha256] = _Kept(file, self._round, is_whole=True)
         if not has_arrived:
-            started_s = loop.time()
             await self._requests.put_blob(sha256, file)
-        self._observer(BlobSent(file.size_bytes, loop.time() - started_s))
 
     async def fetch(self, sha256: Sha256, size_bytes: int) -> SpoolFile:
         """Return the bytes of this digest, of which there are `size_bytes`; those published here are not requested.

@@ -7,7 +7,6 @@ a round. They are kept if the outcome contains the result that they came with, a
 from functools import partial
 
 from epochal.run_manager.error_feedback import ErrorFeedback
-from epochal.run_manager.events import Observer, ResultSettled, ignore
 from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
@@ -34,13 +33,11 @@ class OwnResults:
         trainer: Trainer | TrainerOpening,
         spool: Spool,
         worker: Worker,
-        observer: Observer = ignore,
         feedback: ErrorFeedback | None = None,
     ) -> None:
         self._trainer = trainer
         self._spool = spool
         self._worker = worker
-        self._observer = observer
         self._feedback = feedback
         self._result_sha256: Sha256 | None = None
 
@@ -74,13 +71,10 @@ class OwnResults:
         if result is not None and any(entry.result_sha256 == result for entry in outcome.entries):
             self._trainer.commit_inner_state()
             self._result_sha256 = None
-            self._observer(ResultSettled(is_applied=True))
         else:
             self.forget()
 
     def forget(self) -> None:
         """Roll the inner state back: no outcome will contain the result."""
         self._trainer.roll_back_inner_state()
-        if self._result_sha256 is not None:
-            self._result_sha256 = None
-            self._observer(ResultSettled(is_applied=False))
+        self._result_sha256 = None

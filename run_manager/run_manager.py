@@ -243,7 +243,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     feedback = None
     if state.merge.error_feedback:
         feedback = ErrorFeedback(spool, session.client_id, state.merge.error_feedback_decay)
-    results = OwnResults(opening, spool, worker, observer, feedback)
+    results = OwnResults(opening, spool, worker, feedback)
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
         session.outcome,
@@ -290,7 +290,7 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     opening, keeper, exchange = replica.opening, replica.keeper, replica.exchange
     rounds, permissions = RoundViews(session), ground.dependencies.permissions
     readiness = Readiness(session, keeper, data.provider, opening, observer)
-    publisher = CheckpointPublisher(session, config, ground.spool, ground.worker, observer)
+    publisher = CheckpointPublisher(session, config, ground.spool, ground.worker)
     warmup = WarmupStep(session, config, readiness, keeper, opening, publisher, ground.worker, permissions)
     training = TrainingStepMetadata(
         session, config, rounds, readiness, opening, data, keeper, replica.results, exchange, times

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol
 
-from epochal.run_manager.events import Observer, StepEntered, StepRefused
+from epochal.run_manager.events import Observer, StepEntered
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.steps.training import TrainingStepMetadata
 from epochal.run_manager.steps.witness import WitnessStep
@@ -244,4 +244,3 @@ class StepStateMachine:
             if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.info("step_refused", extra={"step_name": name.value, "kind": refusal.kind, "reason": refusal.message})
-            self._observer(StepRefused(name.value, refusal.kind, refusal.message))

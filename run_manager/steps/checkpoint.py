@@ -11,7 +11,6 @@ from functools import partial
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.run_manager.context import FollowedConfig
-from epochal.run_manager.events import BlobSent, Observer
 from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
 from epochal.runtime.background_task import BackgroundTask
 from epochal.runtime.files.spool import Spool, SpoolFile
@@ -42,7 +41,6 @@ class CheckpointPublisher:
     config: FollowedConfig
     spool: Spool
     worker: Worker
-    observer: Observer
 
     async def publish(self, held: HeldReplica) -> None:
         """Claim the replica's digest, name the checkpoint's parts, and upload each of them once.
@@ -73,9 +71,7 @@ class CheckpointPublisher:
 
         async def upload(sha256: Sha256, part: SentPart) -> None:
             async with places:
-                started_s = asyncio.get_running_loop().time()
                 await self.session.put_blob(sha256, part)
-                self.observer(BlobSent(part.size_bytes, asyncio.get_running_loop().time() - started_s))
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -5,16 +5,14 @@ import re
 from dataclasses import asdict
 from typing import Any
 
-from epochal.coordinator_client.session import Joined, RequestRepeated, RestBegan
+from epochal.coordinator_client.session import Joined
 from epochal.run_manager.events import (
     BlobFetched,
-    BlobSent,
     DataDiffers,
     DocumentArrived,
     Event,
     OutcomeMerged,
     PartBegan,
-    ResultSettled,
     StepEntered,
     WorkAssigned,
 )
@@ -27,12 +25,8 @@ QUIET = (
     StepEntered,
     WorkAssigned,
     PartBegan,
-    ResultSettled,
-    BlobSent,
     BlobFetched,
     OutcomeMerged,
-    RequestRepeated,
-    RestBegan,
 )
 """Events that occur often, or that repeat what other events say."""
 

@@ -1,10 +1,8 @@
 """`epochal client`: join a run and train until it ends."""
 
 import asyncio
-import contextlib
 import logging
 import math
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,6 @@ from epochal.cli.options.permission_options import (
 )
 from epochal.cli.options.shared import (
     LogFormatOption,
-    MetricsHostOption,
     UrlArgument,
     VerboseOption,
     trainer_token,
@@ -60,8 +57,6 @@ from epochal.coordinator_client.session import ClientProfile
 from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
 from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
 from epochal.run_manager.context import ClientDependencies
-from epochal.run_manager.events import Event, Observer
-from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
@@ -146,9 +141,6 @@ LeaveOption = Annotated[
     float,
     typer.Option("--leave-within", min=0, help="Maximum number of seconds to finish the round after the first Ctrl-C."),
 ]
-MetricsPortOption = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="Port that shows metrics to Prometheus; 0: a free one.")
-]
 
 
 def client(
@@ -181,8 +173,6 @@ def client(
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     spool: SpoolOption = None,
-    metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = LOOPBACK,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -204,9 +194,8 @@ def client(
     )
     capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
-    metrics_address = None if metrics_port is None else (metrics_port, metrics_host)
     show_permissions(permissions, data, log_format)
-    run_to_end(_run(url, verify, profile, dependencies, leave_bound_s, metrics_address))
+    run_to_end(_run(url, verify, profile, dependencies, leave_bound_s))
 
 
 def _dependencies(
@@ -276,42 +265,16 @@ async def _run(
     profile: ClientProfile,
     dependencies: ClientDependencies,
     leave_bound_s: float,
-    metrics_address: tuple[int, str] | None,
 ) -> None:
     reach = dependencies.permissions.reach
     with _Leaving(leave_bound_s) as leaving:
-        async with (
-            _observing(metrics_address, url) as observer,
-            await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api,
-        ):
-            agent = Agent(api, profile, replace(dependencies, observer=observer), leave_bound_s)
+        async with await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api:
+            logged = replace(dependencies, observer=partial(log_event, url=url))
+            agent = Agent(api, profile, logged, leave_bound_s)
             leaving.agent = agent
             end = await agent.run()
         held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
         say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
-
-
-@contextlib.asynccontextmanager
-async def _observing(metrics_address: tuple[int, str] | None, url: str) -> AsyncIterator[Observer]:
-    """Yield an observer that logs the client's events, and counts them in metrics at this port and host, if any."""
-    log_events = partial(log_event, url=url)
-    if metrics_address is None:
-        yield log_events
-        return
-    from epochal.run_manager.client_metrics import ClientMetrics
-    from epochal.runtime.http.metrics_server import serving_metrics
-    from epochal.runtime.metrics.metrics_registry import new_registry
-
-    registry = new_registry()
-    count = ClientMetrics(registry).observe
-
-    def observe(event: Event) -> None:
-        log_events(event)
-        count(event)
-
-    async with serving_metrics(registry, *metrics_address) as place:
-        say(f"metrics at {place}")
-        yield observe
 
 
 class _Leaving:

@@ -14,21 +14,17 @@ from docs.metrics_tables import PROGRAMS, table
 from epochal.commands.serve.trainer_service import serving_training
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.session import UNREACHABLE, Joined, RequestRepeated
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
 from epochal.data_providers.tcp.server import DataServer
 from epochal.data_providers.tcp.server_metrics import DataServerMetrics
-from epochal.run_manager.client_metrics import ClientMetrics
-from epochal.run_manager.events import ResultSettled, RoundFailed, RoundTrained, StepRefused
 from epochal.runtime.connections.shedding import Shed
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.http.metrics_server import serving_metrics
 from epochal.runtime.metrics.metrics_registry import METHODS, new_registry
 from epochal.state.errors import InvalidInput
 from epochal.state.refusals import Refusal
-from epochal.state.wire import ClientId, Sha256
 from epochal.training_service.service import TrainingServiceOptions
 from tests.support.data.open_gate import OpenGate
 from tests.support.data.states import state_file
@@ -66,28 +62,10 @@ async def training_service(folder: Path) -> AsyncIterator[str]:
         yield f"{url}/metrics"
 
 
-@contextlib.asynccontextmanager
-async def client(folder: Path) -> AsyncIterator[str]:
-    registry = new_registry()
-    observe = ClientMetrics(registry).observe
-    for event in (
-        Joined(ClientId("0" * 32), 1),
-        RequestRepeated(UNREACHABLE),
-        RoundTrained(1, 0, 2.5, 64, 4, 0.5, 0.1, Sha256("0" * 64)),
-        RoundFailed(2, 0, "corrupt", "a hole", None),
-        ResultSettled(is_applied=True),
-        StepRefused("Training", Refusal.STALE_ROUND, "the round is over"),
-    ):
-        observe(event)
-    async with serving_metrics(registry, 0) as url:
-        yield url
-
-
 SERVED: dict[str, Callable[[Path], AbstractAsyncContextManager[str]]] = {
     "coordinator": coordinator,
     "data-server": data_server,
     "training-service": training_service,
-    "client": client,
 }
 
 
@@ -161,7 +139,7 @@ async def test_no_label_has_a_value_that_a_stranger_chooses(program: str, tmp_pa
     for family in found.families.values():
         for sample in family.samples:
             assert sample.labels.get("method", "GET") in METHODS | {"(none)"}
-            assert sample.labels.get("reason", "internal") in {*Refusal, *DATA_ERRORS, *Shed, UNREACHABLE}
+            assert sample.labels.get("reason", "internal") in {*Refusal, *DATA_ERRORS, *Shed}
             assert "nowhere" not in sample.labels.get("route", "")
 
 
