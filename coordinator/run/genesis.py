@@ -22,6 +22,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, InvalidInput, Refused
 from epochal.state.model.first_model import (
+    FirstDigest,
     FirstModel,
     FirstValues,
     check_first_parameter,
@@ -212,11 +213,11 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
         return None
     first = await genesis.make(rules.step)
     await genesis.worker.run(partial(rules.check_model, first.form, first.spec))
-    digest = first.digest()
+    digest = FirstDigest(first)
 
     def look(name: str, values: Float32Array) -> None:
         check_first_parameter(name, values, rules.max_abs)
-        first.add_first(digest, name, values)
+        digest.add(name, values)
 
     file = first_checkpoint(first, look)
     try:

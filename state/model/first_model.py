@@ -54,14 +54,6 @@ class FirstModel:
         """Which values its checkpoint has."""
         return CheckpointForm(self.step, self.layout, self.has_momentum)
 
-    def digest(self) -> "FirstDigest":
-        """Return the digest of its replica, to which nothing has been added yet; see `add_first`."""
-        return FirstDigest(self)
-
-    def add_first(self, digest: "FirstDigest", name: str, values: Float32Array) -> None:
-        """Add the next parameter, or the next part of one, to `digest`."""
-        digest.add(name, values)
-
     @property
     def replica(self) -> Replica:
         """The first replica, all of which is read into memory."""
@@ -107,11 +99,6 @@ def model_document(spec: ModelSpec) -> bytes:
 def model_digest(spec: ModelSpec) -> Sha256:
     """Return the digest of the model document."""
     return document_digest(spec.to_plain())
-
-
-def first_checkpoint_bytes(first: FirstModel) -> bytes:
-    """Return the bytes of `first_checkpoint`."""
-    return first_checkpoint(first).to_bytes()
 
 
 def first_checkpoint(first: FirstModel, look: Callable[[str, Float32Array], None] | None = None) -> TensorStream:

@@ -204,11 +204,6 @@ FileBody: TypeAlias = Buffer | TensorStream
 """A tensor file as it is sent: its bytes, or the tensors of which it is made on the way."""
 
 
-def body_size_bytes(body: FileBody) -> int:
-    """Return the size of a file."""
-    return body.size_bytes if isinstance(body, TensorStream) else len(body)
-
-
 def layout_of(tensors: Mapping[str, npt.NDArray[Any]]) -> TensorLayout:
     """Return the layout of named arrays of any type, in name order."""
     return TensorLayout(tuple((name, tuple(map(int, tensors[name].shape))) for name in sorted(tensors)))

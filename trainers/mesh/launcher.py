@@ -49,8 +49,6 @@ WAIT_FOR_OTHERS_S = 60.0
 END_TIMEOUT_S = 10.0
 MAX_SILENT_LOGGED = 16
 """Maximum number of processes without an answer of which a round's log has a line each."""
-PROCESS_STATES = {"R": "running", "S": "waiting", "D": "waiting for a disk or device", "T": "stopped", "Z": "ended"}
-"""Words for the letters that Linux has for a process's state."""
 
 
 class MeshBroken(EpochalError):
@@ -170,8 +168,7 @@ class MeshProcesses:
 
     def _log_silent(self, step: int, numbers: Sequence[int]) -> None:
         for number in numbers[:MAX_SILENT_LOGGED]:
-            pid = self._processes[number].pid
-            fields = {"step": step, "number": number, "pid": pid, "state": state_of_process(pid)}
+            fields = {"step": step, "number": number, "pid": self._processes[number].pid}
             log.warning("mesh_process_silent", extra=fields)
 
     async def aclose(self) -> None:
@@ -264,12 +261,3 @@ def _wait_for_others_s(options: MeshOptions, state: StateFile) -> float:
     most_rows = max(layout.loading(process).local_batch_size for process in range(options.process_count))
     requests = math.ceil(most_rows / settings.samples_per_request)
     return WAIT_FOR_OTHERS_S + requests * settings.attempts * (settings.timeout_s + MAX_DELAY_S)
-
-
-def state_of_process(pid: int) -> str:
-    """Return the state of a process as the operating system names it; "unknown" if it does not."""
-    try:
-        letter = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "unknown"
-    return PROCESS_STATES.get(letter, "unknown")

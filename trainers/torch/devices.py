@@ -1,7 +1,7 @@
 """The device on which torch computes: choosing it, its precision, and the failures that it reports."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -64,6 +64,15 @@ class Placement:
         found: contextlib.AbstractContextManager[None] = torch.autocast(self.device.type, dtype=self.autocast_type)
         return found
 
+    def copied(self, batch: TensorBatch) -> TensorBatch:
+        """Return the batch on the device. To CUDA it goes from pinned memory, for which the processor does not wait."""
+        is_cuda = self.device.type == "cuda"
+        tensors = {
+            key: (values.pin_memory() if is_cuda else values).to(self.device, non_blocking=is_cuda)
+            for key, values in batch.tensors.items()
+        }
+        return TensorBatch(tensors, batch.token_count)
+
     def free(self) -> None:
         """Give memory that torch holds without using it back to the device."""
         if self.device.type == "cuda":
@@ -92,34 +101,6 @@ class DeviceNumber:
     def __float__(self) -> float:
         with self._placement.reporting():
             return float(self._number)
-
-
-class CopiesAhead:
-    """Copies micro-batches to a CUDA device from pinned memory, in a stream of their own.
-
-    The processor runs ahead of the device, so a copy is made while the device still computes on the micro-batch before.
-    On other devices it is a plain copy, or none.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def copied(self, batch: TensorBatch) -> TensorBatch:
-        """Return the batch on the device."""
-        if self._stream is None:
-            return TensorBatch(
-                {key: values.to(self._device) for key, values in batch.tensors.items()}, batch.token_count
-            )
-        computing = torch.cuda.current_stream(self._device)
-        with torch.cuda.stream(self._stream):
-            tensors = {
-                key: values.pin_memory().to(self._device, non_blocking=True) for key, values in batch.tensors.items()
-            }
-        computing.wait_stream(self._stream)
-        for values in tensors.values():
-            values.record_stream(computing)
-        return TensorBatch(tensors, batch.token_count)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -157,13 +138,6 @@ def copied_out(tensor: torch.Tensor) -> Float32Array:
     """Return a tensor's values as a float32 array; of a float32 tensor on the CPU a view, otherwise a copy."""
     found: Float32Array = tensor.detach().to("cpu", torch.float32).numpy()
     return found
-
-
-def check_names(found: Mapping[str, Float32Array], shapes: Mapping[str, tuple[int, ...]], what: str) -> None:
-    """Raise `TrainerFailed` unless each array has a known name and its shape."""
-    for name, values in found.items():
-        if shapes.get(name) != values.shape:
-            raise TrainerFailed(f"{name!a} is not {what}")
 
 
 def _device(name: str) -> torch.device:

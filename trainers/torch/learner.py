@@ -14,7 +14,7 @@ from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, go_on
 from epochal.trainers.torch.adamw import FusedAdamW
-from epochal.trainers.torch.devices import CopiesAhead, DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
+from epochal.trainers.torch.devices import DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
 from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
 from epochal.trainers.torch.objective import Objective, TensorBatch
 from epochal.trainers.torch.torch_options import TorchOptions
@@ -62,7 +62,6 @@ class TorchLearner:
         self._build = build
         self._objective = objective
         self._compiles = options.compiles
-        self._copies = CopiesAhead(self._placement.device)
         self._size = MicroBatchSize(options.micro_batch, objective.places_at_a_time(self._placement.device.type))
         self._opened: _Opened | None = None
         self._accumulated: list[_Part] = []
@@ -215,7 +214,7 @@ class TorchLearner:
         """Yield micro-batches on the device."""
         for positions in grouped(part.sizes, places):
             part.proceed()
-            yield self._copies.copied(self._objective.batch([part.examples[position] for position in positions]))
+            yield self._placement.copied(self._objective.batch([part.examples[position] for position in positions]))
 
 
 class _HostCopies(Mapping[str, Float32Array]):

@@ -20,7 +20,7 @@ from epochal.state.errors import EpochalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NOT_FINITE, Loss
 from epochal.trainers.torch.adamw import FIRST, SECOND, FusedAdamW
-from epochal.trainers.torch.devices import CopiesAhead, Placement, is_out_of_memory, reason_of
+from epochal.trainers.torch.devices import Placement, is_out_of_memory, reason_of
 from epochal.trainers.torch.micro_batch_sizes import DoesNotFit, MicroBatchSize, grouped
 from epochal.trainers.torch.objective import BatchLoss, Objective
 from epochal.trainers.torch.sharding import ShardedModule, norm_over, shard_of, sharded
@@ -75,7 +75,6 @@ class ShardedLearner:
         self._mesh = mesh
         self._settings = optimizer
         self._placement = Placement.of(options)
-        self._copies = CopiesAhead(self._placement.device)
         places = objective.places_at_a_time(self._placement.device.type)
         self._size = MicroBatchSize(options.micro_batch, places, fitting_places)
         self._sharded: ShardedModule | None = None
@@ -190,7 +189,7 @@ class ShardedLearner:
     def _computed(self, examples: Sequence[Example], *, is_last: bool) -> BatchLoss:
         """Return the loss of one micro-batch, and add its gradient. Shards are reduced now, replicas at the last."""
         module = self._module.module
-        batch = self._copies.copied(self._objective.batch(examples))
+        batch = self._placement.copied(self._objective.batch(examples))
         module.set_requires_all_reduce(is_last)
         with torch.set_grad_enabled(self._settings is not None), self._placement.computing():
             found = self._objective.loss(module, batch)

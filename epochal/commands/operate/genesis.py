@@ -12,7 +12,7 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import config_of
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, InvalidInput
-from epochal.state.model.first_model import FirstModel, first_checkpoint
+from epochal.state.model.first_model import FirstDigest, FirstModel, first_checkpoint
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.first_parameters import make_first_model
 from epochal.trainers.sources.open_model import parse_source
@@ -57,10 +57,10 @@ async def _provide_genesis(operator: CoordinatorClient, first: FirstModel) -> Ch
         Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
         InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
     """
-    digest = first.digest()
+    digest = FirstDigest(first)
 
     def look(name: str, values: Float32Array) -> None:
-        first.add_first(digest, name, values)
+        digest.add(name, values)
 
     sha256 = await asyncio.to_thread(first_checkpoint(first, look).sha256)  # read twice, and never held as a whole
     held = await operator.put_genesis(sha256, first_checkpoint(first))

@@ -94,6 +94,7 @@ async def test_loss_that_is_read_late_is_checked_all_the_same(state: StateFile) 
         await trainer.train(PLAN, {WEIGHT: np.full((256, 256), 1e38, np.float32)}, samples(state))
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(150)
 async def test_mesh_trains_it_as_one_process_does(state: StateFile, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")

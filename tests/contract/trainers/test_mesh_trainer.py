@@ -36,7 +36,6 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import rounds
-from tests.support.thinned import thinned
 
 SEQ_LEN = 16
 SEQUENCES = 200
@@ -107,43 +106,6 @@ def torch() -> None:
     need_module("torch")
 
 
-@thinned(
-    ("mesh", "process_count", "batch_size", "inner_state"),
-    [
-        ("data=4", 1, 1, "reset"),
-        ("data=2,fsdp=2,tensor=2", 3, 3, "keep"),
-        ("data=2,tensor=2", 2, 2, "keep"),
-        ("tensor=3,data=1", 3, 4, "reset"),
-        # Each process receives from another, or sends to one.
-        ("tensor=2,data=3", 3, 2, "reset"),
-    ],
-    kept=1,
-)
-async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    mesh: str,
-    process_count: int,
-    batch_size: int,
-    inner_state: str,
-) -> None:
-    state = run_state(tmp_path, merge__inner_state=inner_state)
-    wanted, _ = await rounds_alone(state, 2)
-    async with opened(state, mesh, process_count, batch_size) as trainer:
-        with caplog.at_level("INFO"):
-            found, _ = await rounds(trainer, PLAN, START, nothing, 2)
-    for one, other in zip(found, wanted, strict=True):
-        assert one.token_count == other.token_count == 21 * SEQ_LEN
-        assert one.loss == pytest.approx(other.loss, rel=1e-5)
-        for name, difference in other.difference.items():
-            np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6)
-    loaded = [record.__dict__["rows_loaded"] for record in caplog.records if record.getMessage() == "mesh_round"]
-    assert [sum(rows) for rows in loaded] == [21, 21], "each row once"
-    layout = MeshOptions(mesh, process_count, batch_size).layout
-    for number in range(process_count):
-        assert (loaded[0][number] > 0) == layout.loading(number).should_load
-
-
 @dataclass(frozen=True)
 class SharedMesh:
     """A mesh of two processes, its run's state file, and the folder of its temporary files."""
@@ -155,74 +117,109 @@ class SharedMesh:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedMesh]:
-    """A mesh for tests that leave it as it was, or with others in its processes' place; token 999 is at 100."""
+    """A mesh for the tests below, in their order; token 999 is at 100, and the last test ends a process."""
     need_module("torch")
     state = run_state(tmp_path_factory.mktemp("shared"), bad_index=100, merge__inner_state="keep")
     temporary = tmp_path_factory.mktemp("temporary")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(tempfile, "tempdir", str(temporary))
-        async with opened(state) as trainer:
+        async with opened(state, "data=2,tensor=2") as trainer:
             yield SharedMesh(trainer, state, temporary)
-            last = _processes_of(trainer)
-        assert all(process.returncode is not None for process in last), "a closed mesh has left a process"
 
 
-@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
-async def test_running_mesh_has_no_folder_that_a_killed_agent_would_leave(shared: SharedMesh) -> None:
-    assert os.listdir(shared.temporary) == []
-    assert (await train(shared.trainer)).token_count == 21 * SEQ_LEN
+async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
+    shared: SharedMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert os.listdir(shared.temporary) == [], "what a killed agent would leave"
+    await assert_trains_as_alone(shared.trainer, shared.state, MeshOptions("data=2,tensor=2", 2, 2), caplog)
 
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_data_that_cannot_be_trained_on_name_their_batch(shared: SharedMesh) -> None:
     trainer = shared.trainer
+    pids = [process.pid for process in _processes_of(trainer)]
     with pytest.raises(CorruptData, match="data index 100 has token 999") as failed:
         await train(trainer, RoundPlan(3, (BatchId(32, 36), BatchId(2, 3)), 3, (0.01, 0.02)))
     assert failed.value.context["batch_id"] == BatchId(33, 33)
-    pids = [process.pid for process in _processes_of(trainer)]
     without = RoundPlan(4, (BatchId(2, 3),), 3, (0.01,))
     assert (await train(trainer, without)).token_count == 6 * SEQ_LEN
     assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
 
 
-@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
-async def test_cancelled_round_leaves_no_process_and_the_next_one_works(
-    shared: SharedMesh, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_process_that_dies_costs_its_round_and_none_is_left(shared: SharedMesh) -> None:
     running = _processes_of(shared.trainer)
-    os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.5):
-            await train(shared.trainer)
-    assert all(process.returncode is not None for process in running)
-    assert (0, running[0].pid, "stopped") in silent_in(caplog), "the log says which process to look at"
-    caplog.clear()
-    assert (await train(shared.trainer)).token_count == 21 * SEQ_LEN
-    assert silent_in(caplog) == []
-
-
-@pytest.mark.asyncio(loop_scope="module")
-async def test_process_that_dies_costs_its_round_and_others_replace_it(shared: SharedMesh) -> None:
-    trainer = shared.trainer
-    wanted, _ = await rounds_alone(shared.state, 2)
-    _, after = await rounds(trainer, PLAN, START, nothing, 1)
-    running = _processes_of(trainer)
     os.kill(running[1].pid, signal.SIGKILL)
     with pytest.raises(TrainerFailed, match=r"step 3: .*mesh"):
-        await train(trainer, start=after)
+        await train(shared.trainer)
     assert all(process.returncode is not None for process in running), "none is left"
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("mesh", "process_count", "batch_size", "inner_state"),
+    [
+        ("data=4", 1, 1, "reset"),
+        ("data=2,fsdp=2,tensor=2", 3, 3, "keep"),
+        ("tensor=3,data=1", 3, 4, "reset"),
+        # Each process receives from another, or sends to one.
+        ("tensor=2,data=3", 3, 2, "reset"),
+    ],
+)
+async def test_mesh_of_another_shape_trains_as_one_process_does(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    mesh: str,
+    process_count: int,
+    batch_size: int,
+    inner_state: str,
+) -> None:
+    state = run_state(tmp_path, merge__inner_state=inner_state)
+    async with opened(state, mesh, process_count, batch_size) as trainer:
+        await assert_trains_as_alone(trainer, state, MeshOptions(mesh, process_count, batch_size), caplog)
+
+
+async def assert_trains_as_alone(
+    trainer: MeshTrainer, state: StateFile, options: MeshOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted, _ = await rounds_alone(state, 2)
+    with caplog.at_level("INFO"):
+        found, _ = await rounds(trainer, PLAN, START, nothing, 2)
     trainer.roll_back_inner_state()
-    second = await train(trainer, start=after)
-    assert second.loss == pytest.approx(wanted[1].loss, rel=1e-5)
-    for name, difference in wanted[1].difference.items():
-        np.testing.assert_allclose(second.difference[name], difference, rtol=2e-3, atol=1e-6)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.token_count == other.token_count == 21 * SEQ_LEN
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        for name, difference in other.difference.items():
+            np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6)
+    loaded = [record.__dict__["rows_loaded"] for record in caplog.records if record.getMessage() == "mesh_round"]
+    assert [sum(rows) for rows in loaded] == [21, 21], "each row once"
+    for number in range(options.process_count):
+        assert (loaded[0][number] > 0) == options.layout.loading(number).should_load
 
 
-def silent_in(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int, str]]:
+@pytest.mark.nightly
+async def test_cancelled_round_leaves_no_process_and_the_next_one_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened(run_state(tmp_path)) as trainer:
+        running = _processes_of(trainer)
+        os.kill(running[0].pid, signal.SIGSTOP)  # a round that does not end
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await train(trainer)
+        assert all(process.returncode is not None for process in running)
+        assert (0, running[0].pid) in silent_in(caplog), "the log says which process to look at"
+        caplog.clear()
+        assert (await train(trainer)).token_count == 21 * SEQ_LEN
+        assert silent_in(caplog) == []
+        last = _processes_of(trainer)
+    assert all(process.returncode is not None for process in last), "a closed mesh has left a process"
+
+
+def silent_in(caplog: pytest.LogCaptureFixture) -> list[tuple[int, int]]:
     fields = [one.__dict__ for one in caplog.records if one.getMessage() == "mesh_process_silent"]
-    return [(one["number"], one["pid"], one["state"]) for one in fields]
+    return [(one["number"], one["pid"]) for one in fields]
 
 
 @pytest.mark.nightly
@@ -237,9 +234,10 @@ async def test_process_that_hangs_is_waited_for_so_long(
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(TrainerFailed, match=r"step 3: the mesh fell apart"):
             await train(trainer)
-        assert silent_in(caplog) == [(1, pid, "stopped")]
+        assert silent_in(caplog) == [(1, pid)]
 
 
+@pytest.mark.nightly
 async def test_process_whose_agent_goes_while_it_waits_for_the_others_goes_too(tmp_path: Path) -> None:
     start = Start(
         state=run_state(tmp_path).model_dump(mode="json", exclude={"run_state", "progress", "access"}),

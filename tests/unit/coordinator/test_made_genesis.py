@@ -10,7 +10,7 @@ import pytest
 from epochal.coordinator.run.genesis import Genesis, GenesisRules, keep_made_genesis
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.state.errors import InvalidInput
-from epochal.state.model.first_model import FirstModel, first_checkpoint_bytes
+from epochal.state.model.first_model import FirstModel, first_checkpoint
 from epochal.state.model.replica import parse_checkpoint, replica_digest
 from epochal.state.model.tensors import Float32Array, TensorLayout
 from tests.support.data.states import state_file
@@ -34,7 +34,7 @@ async def keep(blobs: DirectoryBlobs, first: FirstModel) -> tuple[str, str]:
     reference = provided.checkpoint
     data = await blob_bytes(blobs, reference.blob_sha256)
     assert len(data) == reference.size_bytes
-    assert data == first_checkpoint_bytes(first)
+    assert data == first_checkpoint(first).to_bytes()
     return reference.replica_digest, replica_digest(parse_checkpoint(data))
 
 

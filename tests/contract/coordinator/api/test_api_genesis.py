@@ -13,7 +13,7 @@ from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import InvalidDocument
-from epochal.state.model.first_model import FirstModel, first_checkpoint_bytes, model_digest, model_document
+from epochal.state.model.first_model import FirstModel, first_checkpoint, model_digest, model_document
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.phase_names import RunState
@@ -187,7 +187,7 @@ LLAMA = OPEN_SPEC.model_copy(
 
 
 def delivered(spec: ModelSpec) -> bytes:
-    return first_checkpoint_bytes(FirstModel.of(spec, REPLICA))
+    return first_checkpoint(FirstModel.of(spec, REPLICA)).to_bytes()
 
 
 async def model_in(run: Served) -> ModelSpec:

@@ -9,8 +9,9 @@ import pytest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidDocument
 from epochal.state.model.first_model import (
+    FirstDigest,
     FirstModel,
-    first_checkpoint_bytes,
+    first_checkpoint,
     model_digest,
     model_document,
     spec_of_document,
@@ -73,7 +74,7 @@ def test_spec_completes_a_complete_one_only_if_it_is_equal() -> None:
 
 
 def test_first_checkpoint_brings_replica_and_spec() -> None:
-    data = first_checkpoint_bytes(FirstModel.of(KNOWN, FIRST))
+    data = first_checkpoint(FirstModel.of(KNOWN, FIRST)).to_bytes()
     assert spec_of_document(examine_checkpoint(data).model) == KNOWN
     assert parse_checkpoint(data).parameters["w"].tobytes() == FIRST.parameters["w"].tobytes()
     assert len(data) <= checkpoint_size_bound(FIRST.layout, len(model_document(KNOWN)), has_momentum=True)
@@ -102,9 +103,9 @@ def test_first_model_in_parts_has_the_bytes_and_the_digest_of_a_whole_one(has_mo
             yield from ((name, part) for part in np.array_split(values.reshape(-1), 3) if part.size)
 
     whole, first = FirstModel.of(KNOWN, replica), FirstModel(KNOWN, 0, replica.layout, parts, has_momentum)
-    assert first_checkpoint_bytes(first) == first_checkpoint_bytes(whole)
+    assert first_checkpoint(first).to_bytes() == first_checkpoint(whole).to_bytes()
     assert replica_digest(first.replica) == replica_digest(replica)
-    digest = first.digest()
+    digest = FirstDigest(first)
     for name, values in first.parameters():
-        first.add_first(digest, name, values)
+        digest.add(name, values)
     assert digest.hexdigest() == replica_digest(replica)
