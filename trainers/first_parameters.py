@@ -31,7 +31,7 @@ KEPT_LAYOUTS = 4
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Keys of Hugging Face configs for the number of positions that a model knows."""
 ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
-"""Keys of Hugging Face configs for the kernel of attention, which is no part of a run."""
+"""Keys of Hugging Face configs for the kernel of attention, which clients choose themselves."""
 
 Note = Callable[[str], None]
 """Receives what a person should know of a model, and what is no mistake."""
@@ -173,7 +173,7 @@ def check_config(state: StateFile, spec: ModelSpec, note: Note = _log_note) -> N
     """
     for key in ATTENTION_KEYS:
         if (spec.hf or {}).get(key) is not None:
-            note(f"model.LLM.hf.{key} is ignored: each client chooses its attention (`epochal client --attention`)")
+            note(f"model.LLM.hf.{key} is ignored: clients choose their attention themselves")
     if state.model.LLM.hf is not None and _is_of_transformers(spec):
         from epochal.trainers.torch.config_keys import check_keys
 

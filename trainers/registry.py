@@ -113,7 +113,7 @@ def check_trains(
     if spec.is_complete and (name in TRAINERS or spec.architecture is Architecture.CUSTOM):
         model = _model_of(name, spec, options.torch)
         if name == TORCH:
-            model.learner()  # asks for the device and the attention, and makes no module yet
+            model.learner()  # asks for the device, and makes no module yet
 
 
 def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -> None:

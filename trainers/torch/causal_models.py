@@ -78,9 +78,8 @@ class HfModel:
 
         Raises:
             InvalidInput: this machine does not have the device that the options name.
-            Unsupported: the model does not have the attention that they name.
         """
-        build = partial(_built_on, self._spec, self._options.attention)
+        build = partial(_built_on, self._spec)
         return TorchLearner(build, self._objective(), self._options)
 
     def sharded_learner(
@@ -89,26 +88,21 @@ class HfModel:
         """Return this process's part of the model (`epochal.trainers.torch.sharded_learner.ShardableModel`)."""
         from epochal.trainers.torch.sharded_learner import ShardedLearner
 
-        build = partial(build_module, self._spec, self._options.attention)
+        build = partial(build_module, self._spec)
         return ShardedLearner(build, self._objective(), self._options, mesh, optimizer, fitting_places)
 
     def _objective(self) -> NextTokenLoss:
-        """Return the objective. Raise `Unsupported` if the model does not have the options' attention."""
-        layout = self._layout
-        if self._options.attention != "auto":
-            _check_attention(self._spec.model_dump_json(), self._options.attention)
-        masks = self._options.attention != "flash_attention_2"  # which would look at the mask, and needs none
-        return NextTokenLoss(layout.vocabulary, layout.max_positions, masks)
+        return NextTokenLoss(self._layout.vocabulary, self._layout.max_positions)
 
     @property
     def _parameter_count(self) -> int:
         return sum(torch.Size(shape).numel() for shape in self.shapes.values())
 
 
-def _built_on(spec: ModelSpec, attention: str, device: torch.device) -> torch.nn.Module:
+def _built_on(spec: ModelSpec, device: torch.device) -> torch.nn.Module:
     """Return the module on a device. Torch's random numbers are as before, except on the device."""
     with torch.random.fork_rng(devices=[]), device:
-        module: torch.nn.Module = build_module(spec, attention)
+        module: torch.nn.Module = build_module(spec)
     return module
 
 
@@ -124,10 +118,3 @@ def _layout_of(spec_json: str) -> _Layout:
         raise Unsupported("model", (Mistake(CONFIG_PLACE, reason, "sizes above 0"),), NOT_TRAINED)
     longest = getattr(config, "max_position_embeddings", None)
     return _Layout(int(config.vocab_size), longest if isinstance(longest, int) else None, shapes)
-
-
-@functools.lru_cache(maxsize=MAX_KNOWN_LAYOUTS)
-def _check_attention(spec_json: str, attention: str) -> None:
-    """Raise `Unsupported` unless the model can be built with this attention."""
-    with torch.device("meta"):
-        build_module(ModelSpec.model_validate_json(spec_json), attention)

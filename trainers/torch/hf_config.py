@@ -52,15 +52,11 @@ def hf_config(spec: ModelSpec) -> Any:
     return config
 
 
-def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
+def build_module(spec: ModelSpec) -> Any:
     """Return the module on torch's default device with random parameters in float32, for training.
 
-    Args:
-        spec: the model.
-        attention: one of `options.ATTENTIONS`.
-
     Raises:
-        Unsupported: as `hf_config`, or the model does not have this attention, or is no causal language model.
+        Unsupported: as `hf_config`, or the model is no causal language model.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -70,11 +66,8 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
 
     register_attention()
     _log_as_others_do()
-    names = {"auto": (RIGHT_PADDED_SDPA, "sdpa", "eager"), "sdpa": (RIGHT_PADDED_SDPA, "sdpa")}.get(
-        attention, (attention,)
-    )
     failure: Exception | None = None
-    for name in names:
+    for name in (RIGHT_PADDED_SDPA, "sdpa", "eager"):
         config = hf_config(spec)
         config.use_cache = False
         try:
@@ -89,8 +82,6 @@ def build_module(spec: ModelSpec, attention: str = "auto") -> Any:
             failure = error
     _name_unknown_value(spec.hf or {}, failure)
     allowed = "a causal language model that transformers can build"
-    if attention != "auto":
-        allowed += f" with --attention {attention}; --attention auto takes what a model has"
     raise _wrong(CONFIG_PLACE, f"refused: {first_line(failure)}", allowed) from failure
 
 

@@ -34,13 +34,11 @@ class NextTokenLoss:
     Args:
         vocabulary: tokens and labels are below it.
         max_positions: the longest example, and the bound of a token's position; None for no bound.
-        masks: whether the module is given a mask of ones, by which transformers knows that no row is packed.
     """
 
-    def __init__(self, vocabulary: int, max_positions: int | None, masks: bool = True) -> None:
+    def __init__(self, vocabulary: int, max_positions: int | None) -> None:
         self._vocabulary = vocabulary
         self._max_positions = max_positions
-        self._masks = masks
 
     def sizes(self, examples: Sequence[Example]) -> list[int]:
         for example in examples:
@@ -69,9 +67,8 @@ class NextTokenLoss:
 
     def loss(self, module: torch.nn.Module, batch: TensorBatch) -> BatchLoss:
         tensors = batch.tensors
-        arguments = {"input_ids": tensors[TOKENS]}
-        if self._masks:
-            arguments["attention_mask"] = torch.ones_like(tensors[TOKENS])
+        # by a mask of ones transformers knows that no row is packed
+        arguments = {"input_ids": tensors[TOKENS], "attention_mask": torch.ones_like(tensors[TOKENS])}
         if POSITIONS in tensors:
             arguments["position_ids"] = tensors[POSITIONS]
         logits = _logits(module, arguments)

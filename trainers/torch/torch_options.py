@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from epochal.state.errors import InvalidInput
 
 PRECISIONS = ("auto", "bf16", "float32")
-ATTENTIONS = ("auto", "sdpa", "flash_attention_2", "eager")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 _ROWS = re.compile(r"[0-9]{1,6}")
 
@@ -19,8 +18,6 @@ class TorchOptions:
         device: `auto` (CUDA, else MPS, else CPU), `cpu`, `mps`, `cuda` or `cuda:N`.
         precision: one of `PRECISIONS`. `bf16` computes under autocast, with parameters, gradients and optimizer in
             float32; `auto` is `bf16` on CUDA devices that have it, and `float32` elsewhere.
-        attention: one of `ATTENTIONS`; `auto` is torch's `scaled_dot_product_attention`, or the model's own where a
-            model does not support it.
         compiles: whether the model is compiled by `torch.compile`, which takes minutes at first.
         micro_batch: the most rows of the longest sample's length that are computed at a time; None for as many as fit.
 
@@ -30,26 +27,21 @@ class TorchOptions:
 
     device: str = "auto"
     precision: str = "auto"
-    attention: str = "auto"
     compiles: bool = False
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             raise InvalidInput(f"--device {self.device}; allowed: auto, cpu, mps, cuda or cuda:N")
-        for name, value, allowed in (
-            ("precision", self.precision, PRECISIONS),
-            ("attention", self.attention, ATTENTIONS),
-        ):
-            if value not in allowed:
-                raise InvalidInput(f"--{name} {value}; allowed: {', '.join(allowed)}")
+        if self.precision not in PRECISIONS:
+            raise InvalidInput(f"--precision {self.precision}; allowed: {', '.join(PRECISIONS)}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise InvalidInput(f"--micro-batch {self.micro_batch}; allowed: auto, or a number of rows from 1")
 
     @property
     def suits_any_machine(self) -> bool:
         """Whether every machine can compute so. Other options need torch to say whether this one can."""
-        is_plain = self.precision in ("auto", "float32") and self.attention == "auto" and not self.compiles
+        is_plain = self.precision in ("auto", "float32") and not self.compiles
         return self.device in ("auto", "cpu") and is_plain
 
 

@@ -8,7 +8,7 @@ import typer
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from epochal.trainers.registry import TRAINERS
-from epochal.trainers.torch.torch_options import ATTENTIONS, PRECISIONS, TorchOptions, parse_micro_batch
+from epochal.trainers.torch.torch_options import PRECISIONS, TorchOptions, parse_micro_batch
 
 DeviceOption = Annotated[
     str | None,
@@ -21,10 +21,6 @@ PrecisionOption = Annotated[
         " have it and float32 elsewhere. Parameters and optimizer are always float32."
     ),
 ]
-AttentionOption = Annotated[
-    str | None, typer.Option(help=f"Attention of --trainer torch: {', '.join(ATTENTIONS)}. Default: auto.")
-]
-CompileOption = Annotated[bool, typer.Option("--compile", help="Compile the model of --trainer torch.")]
 MicroBatchOption = Annotated[
     str | None,
     typer.Option(
@@ -35,23 +31,16 @@ MicroBatchOption = Annotated[
 
 
 def torch_options(
-    device: str | None,
-    precision: str | None,
-    attention: str | None = None,
-    micro_batch: str | None = None,
-    *,
-    compiles: bool = False,
+    device: str | None, precision: str | None, micro_batch: str | None = None, *, compiles: bool = False
 ) -> TorchOptions | None:
     """Return the options, or None if not one of them is given.
 
     Raises:
         InvalidInput: one of them is wrong; the user's fault.
     """
-    if (device, precision, attention, micro_batch, compiles) == (None, None, None, None, False):
+    if (device, precision, micro_batch, compiles) == (None, None, None, False):
         return None
-    return TorchOptions(
-        device or "auto", precision or "auto", attention or "auto", compiles, parse_micro_batch(micro_batch or "auto")
-    )
+    return TorchOptions(device or "auto", precision or "auto", compiles, parse_micro_batch(micro_batch or "auto"))
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
@@ -64,7 +53,7 @@ def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
         trainer: its name.
     """
     if options is not None and trainer in TRAINERS and trainer != TORCH:
-        names = "--device, --precision, --attention, --compile and --micro-batch"
+        names = "--device, --precision, --compile and --micro-batch"
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
     if trainer == TORCH:
         _check_installed()

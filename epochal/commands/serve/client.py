@@ -39,7 +39,6 @@ from epochal.cli.options.shared import (
 )
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.options.torch_trainer import (
-    AttentionOption,
     CompileOption,
     DeviceOption,
     MicroBatchOption,
@@ -152,7 +151,6 @@ def client(
     trainer_url: TrainerUrlOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
-    attention: AttentionOption = None,
     compiles: CompileOption = False,
     micro_batch: MicroBatchOption = None,
     data: DataOption = None,
@@ -184,7 +182,7 @@ def client(
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    torch = torch_options(device, precision, attention, micro_batch, compiles=compiles)
+    torch = torch_options(device, precision, micro_batch, compiles=compiles)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
     mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)

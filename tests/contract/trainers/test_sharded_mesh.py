@@ -221,6 +221,7 @@ def test_option_of_torch_that_a_mesh_does_not_take_is_refused(options: TorchOpti
         MeshOptions("fsdp=2", 2, trainer="torch", torch=options)
 
 
+@pytest.mark.nightly  # importing FSDP takes seconds
 def test_mesh_with_fewer_gpus_than_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
@@ -246,6 +247,7 @@ def test_shards_lie_along_fsdp_whatever_the_order_of_axes(mesh: str, grid: list[
     assert MeshOptions(mesh, len(grid) * len(grid[0]), trainer="torch").shard_grid == grid
 
 
+@pytest.mark.nightly  # importing FSDP takes seconds
 def test_blocks_are_the_layers_that_share_no_parameter() -> None:
     from torch import nn
 

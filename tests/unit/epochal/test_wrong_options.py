@@ -125,11 +125,6 @@ def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple
         (("--device", "gpu"), "--device gpu; allowed: auto, cpu, mps, cuda or cuda:N"),
         (("--device", "cuda:77"), "--device cuda:77: torch finds no such device on this machine; allowed: auto, cpu"),
         (("--precision", "fp8"), "--precision fp8; allowed: auto, bf16, float32"),
-        (("--attention", "flash"), "--attention flash; allowed: auto, sdpa, flash_attention_2, eager"),
-        (
-            ("--device", "cpu", "--attention", "flash_attention_2"),
-            "--attention flash_attention_2 needs a CUDA device, and the device is cpu",
-        ),
         (("--micro-batch", "0"), "--micro-batch 0; allowed: auto, or a number of rows from 1"),
     ],
 )

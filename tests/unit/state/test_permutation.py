@@ -1,6 +1,5 @@
 """`state/permutation.py`: bijections that every machine computes alike."""
 
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -190,7 +190,7 @@ def test_attention_in_a_config_is_said_to_be_ignored(bag: Tensors) -> None:
     state = state_file(model__LLM__architecture="HfLlama", model__LLM__hf=config)
     make_first_model(state, 0, note=notes.append)
     assert len(notes) == 1
-    assert notes[0].startswith("model.LLM.hf.attn_implementation is ignored: each client chooses")
+    assert notes[0].startswith("model.LLM.hf.attn_implementation is ignored: clients choose")
 
 
 TOKENIZER = {"model": {"vocab": {"a": 0, "b": 256}}, "added_tokens": []}

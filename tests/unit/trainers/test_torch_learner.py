@@ -9,7 +9,7 @@ import pytest
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.errors import InvalidInput, TrainerFailed, Unsupported
+from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import Learner, Model
@@ -98,12 +98,6 @@ def test_loss_and_gradient_are_those_of_the_documents_alone(start: Tensors, rows
     assert float(found.nats) == pytest.approx(nats, rel=1e-5)
     assert found.token_count == PREDICTED
     assert_close(gradient_of(learner), gradient)
-
-
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_attention_does_not_change_the_loss(start: Tensors, attention: str) -> None:
-    wanted = float(loaded(start).evaluate(EXAMPLES).nats)
-    assert float(loaded(start, attention=attention).evaluate(EXAMPLES).nats) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_padding_changes_nothing(start: Tensors) -> None:
@@ -343,19 +337,11 @@ def test_device_that_this_machine_lacks_is_an_error_of_the_user() -> None:
         open_model(LLAMA_SPEC, options=TorchOptions(device="cuda:77")).learner()
 
 
-def test_attention_that_the_model_lacks_is_refused_before_a_module_is_made() -> None:
-    need_module("transformers")
-    model = open_model(LLAMA_SPEC, options=TorchOptions(device="cpu", attention="flash_attention_2"))
-    with pytest.raises(Unsupported, match="--attention flash_attention_2; --attention auto takes what a model has"):
-        model.learner()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"device": "gpu"}, "--device gpu; allowed: auto, cpu, mps, cuda or cuda:N"),
         ({"precision": "fp8"}, "--precision fp8; allowed: auto, bf16, float32"),
-        ({"attention": "flash"}, "--attention flash; allowed: auto, sdpa, flash_attention_2, eager"),
         ({"micro_batch": 0}, "--micro-batch 0; allowed: auto, or a number of rows from 1"),
     ],
 )

@@ -17,6 +17,7 @@ def test_norm_of_gradients_is_taken_on_any_device() -> None:
     assert float(norm_of([torch.tensor([3.0]), torch.tensor([4.0])])) == 5.0
 
 
+@pytest.mark.nightly  # importing FSDP takes seconds
 def test_device_of_a_mesh_is_chosen_in_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
     import torch
@@ -32,16 +33,3 @@ def test_device_of_a_mesh_is_chosen_in_the_thread_that_asks(monkeypatch: pytest.
         thread.start()
         thread.join(10)
     assert chosen == [("of cuda:1", torch.device("cuda", 1))]
-
-
-def test_flash_attention_needs_bf16_on_its_device() -> None:
-    need_module("torch")
-    import torch
-
-    from epochal.trainers.torch.availability import flash_needs
-    from epochal.trainers.torch.devices import Placement
-
-    gpu = torch.device("cuda")
-    assert "--precision bf16, and the device would compute in float32" in flash_needs(Placement(gpu, None))
-    assert not [one for one in flash_needs(Placement(gpu, torch.bfloat16)) if "precision" in one]
-    assert flash_needs(Placement(torch.device("cpu"), None))[0] == "a CUDA device, and the device is cpu"

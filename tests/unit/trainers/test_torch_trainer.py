@@ -19,7 +19,7 @@ from epochal.trainers.registry import TrainerOptions, open_trainer
 from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.models.local_training import SEED, arriving, bytes_of, plan_of, rounds, sequences_of
+from tests.support.models.local_training import SEED, arriving, bytes_of, plan_of, sequences_of
 from tests.support.models.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
 
 LENGTHS = (9, 4, 30, 2, 17, 20)
@@ -105,70 +105,6 @@ async def test_one_client_with_outer_rate_1_trains_as_a_bare_loop() -> None:
         np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
 
 
-@pytest.mark.nightly
-async def test_one_client_with_inner_sgd_trains_as_a_loop_of_sgd() -> None:
-    """AdamW without memory, whose `eps` dwarfs every gradient, takes SGD's steps at `eps` times its rate."""
-    import torch
-
-    sequences, eps = sequences_of(*[24] * 8), 1e8
-    plain = {"betas": [0.0, 0.0], "weight_decay": 0.0, "eps": eps}
-    trainer = torch_trainer(micro_batch=2, model__LLM__optimizer={"AdamW": plain})
-    replica = first_replica(0, await start_of(trainer))
-    module = plain_llama(replica.parameters)
-    merger = Merger(OuterStep(1.0, 0.0), InlineWorker())
-    optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
-    for _ in range(3):
-        trained = await trainer.train(plan_of(8, 4, RATE * eps), replica.parameters, arriving(sequences))
-        trainer.commit_inner_state()
-        replica = await merger.merge(replica, [Contribution(1, trained.difference)])
-        for first, second in zip(sequences[::2], sequences[1::2], strict=True):
-            optimizer.zero_grad()
-            ((plain_loss(module, first) + plain_loss(module, second)) / 46).backward()
-            optimizer.step()
-    for name, one in module.named_parameters():
-        np.testing.assert_allclose(replica.parameters[name], one.detach().numpy(), rtol=1e-5, atol=1e-7, err_msg=name)
-
-
-@pytest.mark.nightly
-async def test_loss_falls_over_rounds() -> None:
-    trainer, sequences = torch_trainer(), sequences_of(*[32] * 8)
-    found, _ = await rounds(trainer, plan_of(8, 8), await start_of(trainer), lambda: arriving(sequences), 6)
-    assert found[-1].loss is not None
-    assert found[-1].loss < 2.0
-
-
-async def difference(trainer: Trainer, planned: int = 4) -> dict[str, bytes]:
-    trained = await trainer.train(plan_of(planned), await start_of(trainer), arriving(sequences_of(*[16] * 4)))
-    return bytes_of(trained.difference)
-
-
-@pytest.mark.nightly
-async def test_inner_state_is_tentative_until_committed() -> None:
-    trainer, twin = torch_trainer(), torch_trainer()
-    first = await difference(trainer)
-    trainer.roll_back_inner_state()
-    assert await difference(trainer) == first
-    assert await difference(trainer) == first  # the next `train` rolls back by itself
-    trainer.commit_inner_state()
-    second = await difference(trainer)
-    assert second != first
-    assert await difference(trainer) == second
-    with pytest.raises(TrainerFailed):
-        await difference(trainer, planned=5)
-    trainer.commit_inner_state()
-    assert await difference(trainer) == second
-    await difference(twin)
-    twin.commit_inner_state()
-    assert await difference(twin) == second
-
-
-async def test_inner_state_reset_begins_every_round_without() -> None:
-    trainer = torch_trainer(inner_state="reset")
-    first = await difference(trainer)
-    trainer.commit_inner_state()
-    assert await difference(trainer) == first
-
-
 async def test_loss_that_is_nan_fails_the_step_by_name_and_costs_the_round_only() -> None:
     trainer = torch_trainer()
     start = await start_of(trainer)
@@ -210,25 +146,6 @@ async def test_gradient_that_is_not_finite_fails_the_step_by_name() -> None:
     assert (await trainer.train(plan_of(4), start, arriving(sequences_of(*[16] * 4)))).token_count == 60
 
 
-@pytest.mark.nightly
-async def test_device_that_vanishes_mid_step_costs_the_round_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    trainer = torch_trainer()
-    first = await difference(trainer)
-    trainer.commit_inner_state()
-    second = await difference(trainer)
-
-    def vanished(*_: Any, **__: Any) -> None:
-        raise RuntimeError("CUDA error: unspecified launch failure")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(torch.optim.AdamW, "step", vanished)
-        with pytest.raises(TrainerFailed, match="local step 1: torch failed on cpu: CUDA error: unspecified launch"):
-            await difference(trainer)
-    assert await difference(trainer) == second != first
-
-
 async def test_round_that_is_cancelled_stops_between_micro_batches() -> None:
     trainer = torch_trainer(WorkerThread("test-torch"), micro_batch=1)
     start = await start_of(trainer)
@@ -249,7 +166,7 @@ async def test_clients_of_other_precision_and_threads_merge_to_the_same_bits() -
     results: list[TrainedRound] = []
     start = await start_of(torch_trainer())
     try:
-        for number, options in ((1, {}), (2, {"precision": "bf16"}), (1, {"attention": "eager", "micro_batch": 1})):
+        for number, options in ((1, {}), (2, {"precision": "bf16"}), (1, {"micro_batch": 1})):
             torch.set_num_threads(number)
             results.append(await torch_trainer(**options).train(plan_of(4), start, arriving(sequences)))
     finally:
