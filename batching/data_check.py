@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from epochal.batching.packing.packed_batches import Packing
 from epochal.data_providers.encoding import TokenEncoding, encoding_problems, mixed_tokenizers
 from epochal.data_providers.fetcher import check_vocabulary
@@ -42,10 +40,7 @@ MAX_PLACE_SAMPLES = 32
 """Maximum number of neighbouring samples that are read at a place."""
 SYSTEMATIC_PLACES = 2
 """Number of places with tokens outside the vocabulary from which on the dataset is refused as a whole."""
-MIN_TOKENS_TO_JUDGE = 64
-"""With fewer tokens than this, nothing is concluded from how their values are distributed."""
 _LARGEST_TOKEN_BYTES = 4
-_HALF_BITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,49 +246,20 @@ class _Look:
     def _judged(self, looked_at: int) -> DataFindings:
         values = [int(batch.input_ids.max()) for batch in self._tokens if batch.input_ids.size]
         findings = DataFindings(largest_token=max(values, default=None))
-        misread = self._misread_size()
         for found, enough in ((self._unknown, SYSTEMATIC_PLACES), (self._unreadable, looked_at)):
             if not found:
                 continue
             where = f"{found[0]} (wrong at {len(found)} of the {looked_at} places that were inspected)"
             if len(found) >= min(enough, looked_at):
-                findings.problems.append(f"{where}. {misread or ADVICE}")
-                misread = ""
+                findings.problems.append(f"{where}. {ADVICE}")
             else:
                 findings.notes.append(f"{where}; the run sets such batches aside")
-        if misread:
-            findings.notes.append(misread)
         return findings
-
-    def _misread_size(self) -> str:
-        """Return a sentence if the tokens resemble those of the other token size; "" otherwise."""
-        if not isinstance(self._provider, LocalDataProvider | RangedDataProvider):
-            return ""
-        vocabulary = self._needs.vocabulary or 2**_HALF_BITS
-        rows = [batch.rows() for batch in self._tokens]
-        if sum(row.size for row in rows) < MIN_TOKENS_TO_JUDGE:
-            return ""
-        if self._provider.order.spec.token_size_bytes == 4:
-            tokens = np.concatenate([row.reshape(-1) for row in rows])
-            low, high = tokens & (2**_HALF_BITS - 1), tokens >> _HALF_BITS
-            # Two tokens of two bytes, read as one: both halves are tokens of the model.
-            looks_so = bool(np.mean((low < vocabulary) & (high < vocabulary)) == 1 and np.mean(high > 0) > 0.5)
-            return _OTHER_SIZE.format(other="two", present="four", name="TwoBytes", digit=2) if looks_so else ""
-        looks_so = all(not row[:, 1::2].any() or not row[:, 0::2].any() for row in rows) and any(
-            row.any() for row in rows
-        )
-        if looks_so and self._needs.sequence_length > 1:
-            return _OTHER_SIZE.format(other="four", present="two", name="FourBytes", digit=4)
-        return ""
 
 
 ADVICE = (
-    "Encode the data for the run's model (the embedded one reads bytes, 0 to 255), or name the right ones "
-    "(docs/data-providers.md, Vocabulary)"
-)
-_OTHER_SIZE = (
-    "These look like tokens of {other} bytes that are read as tokens of {present} bytes: correct the token size "
-    '(token_size = "{name}" in a data.toml, token_size_in_bytes in an Http location, --token-size {digit})'
+    "Encode the data for the run's model (the embedded one reads bytes, 0 to 255), name the right ones, or correct the "
+    "size of a token (docs/data-providers.md, Vocabulary)"
 )
 
 

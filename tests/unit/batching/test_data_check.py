@@ -113,18 +113,6 @@ async def test_any_token_is_allowed_without_a_vocabulary(tmp_path: Path) -> None
     assert (found.problems, found.notes) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("written", "read", "kind", "correct"),
-    [("<u2", 4, "problems", "TwoBytes"), ("<u4", 2, "notes", "FourBytes")],
-)
-async def test_tokens_of_the_other_size_are_recognised(
-    tmp_path: Path, written: str, read: int, kind: str, correct: str
-) -> None:
-    found = await looked_at(provider_of(tmp_path, text(written), read))
-    (said,) = getattr(found, kind)
-    assert f'token_size = "{correct}"' in said
-
-
 async def test_first_and_last_samples_are_read_and_little_between() -> None:
     provider = Recorded(count=100_000)
     await looked_at(provider)
