@@ -73,14 +73,6 @@ class MeshCollectives:
         dist.all_reduce(flag, op=dist.ReduceOp.MAX)
         return bool(flag.item())
 
-    def all_equal(self, digest: bytes) -> bool:
-        """Return whether every process has the same 32 bytes."""
-        own = torch.from_numpy(np.frombuffer(digest, dtype=np.uint8).astype(np.int32))
-        least, most = own.clone(), own.clone()
-        dist.all_reduce(least, op=dist.ReduceOp.MIN)
-        dist.all_reduce(most, op=dist.ReduceOp.MAX)
-        return bool((least == most).all())
-
     def share_rows(self, rows: NDArray[np.int32]) -> None:
         """Exchange rows as `RowBroadcast.receive` does."""
         self._rows.receive(rows)

@@ -6,7 +6,6 @@ optimizer step together. Before each exchange the processes agree that none has 
 and stay connected. Tensors go from the agent to the processes, and back, one at a time.
 """
 
-import hashlib
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,8 @@ from epochal.batching.mesh.mesh_rows import RowReader, global_batches
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import Worker
-from epochal.state.errors import EpochalError, TrainerFailed
+from epochal.state.errors import EpochalError
 from epochal.state.model.tensors import Float32Array
-from epochal.state.wire import canonical_json
 from epochal.trainers.learner import Loss
 from epochal.trainers.mesh.collectives import MeshCollectives
 from epochal.trainers.mesh.mesh_messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
@@ -139,14 +137,14 @@ class MeshRounds:
         self._own_rows = computed_rows(collectives.layout, collectives.process)
 
     async def train(
-        self, task: RoundTask, tensors: AgentTensors, data: Awaitable[tuple[str, AsyncIterator[TokenBatch]]]
+        self, task: RoundTask, tensors: AgentTensors, data: Awaitable[AsyncIterator[TokenBatch]]
     ) -> RoundEnd:
         """Take this process's part in a round.
 
         Args:
             task: the same in every process.
             tensors: the round's start, and where its end goes.
-            data: the data's fingerprint, and the samples of this process's `loaded_indices`.
+            data: the samples of this process's `loaded_indices`.
 
         Raises:
             DataError, TrainerFailed: this process failed.
@@ -154,10 +152,7 @@ class MeshRounds:
             RuntimeError: another process is gone; this one cannot continue.
         """
         collectives, learner, run = self._collectives, self._learner, self._worker.run
-        fingerprint, batches = await self._agreed(data)
-        identity = hashlib.sha256(canonical_json(task.plan) + fingerprint.encode()).digest()
-        if not await run(partial(collectives.all_equal, identity)):
-            raise TrainerFailed("the processes of the mesh read different data, or another assignment")
+        batches = await self._agreed(data)
         await self._agreed(run(learner.open))
         await self._receive(task, tensors)
         reader = RowReader(collectives.layout, collectives.process, self._row_tokens, batches)

@@ -118,8 +118,8 @@ class MeshWorker:
         mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)
         return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 
-    async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> tuple[str, BatchReceiver]:
-        """Open the run's data if they are not open; return their fingerprint, and this process's samples."""
+    async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> BatchReceiver:
+        """Open the run's data if they are not open; return this process's samples."""
         if self._provider is None:
             self._provider = FollowingDataProvider(await self._open_provider(), self._open_provider)
         await self._provider.follow(plan.data_generations, plan.data_fingerprint)
@@ -128,7 +128,7 @@ class MeshWorker:
         # Processes share batches; for this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)
         self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
-        return self._provider.fingerprint, self._receiver
+        return self._receiver
 
     async def _open_provider(self) -> DataProvider:
         options = self._start.options

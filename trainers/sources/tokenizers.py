@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from epochal.state.errors import InvalidInput, ModelUnavailable
@@ -14,19 +13,6 @@ LISTS_OF_TOKENS = (TOKENIZER_FILE, VOCABULARY_FILE)
 
 class UnreadableTokenizer(InvalidInput):
     """A tokenizer's file is not JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class LargestTokens:
-    """The largest tokens of a tokenizer; -1 without tokens.
-
-    Attributes:
-        own: of the vocabulary that it was trained with.
-        added: of those that were added later.
-    """
-
-    own: int
-    added: int
 
 
 def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
@@ -46,13 +32,14 @@ def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
     if found is None:
         return ""
     try:
-        return check_list(*found, source.place, vocabulary)
+        check_list(*found, source.place, vocabulary)
     except UnreadableTokenizer as error:
         return f"{error.message}; the run does not need it"
+    return ""
 
 
-def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> str:
-    """Return a remark on a file that lists a tokenizer's tokens, or "".
+def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> None:
+    """Check a file that lists a tokenizer's tokens. Tokens that were added later are not counted.
 
     Args:
         name: of the file, one of `LISTS_OF_TOKENS`.
@@ -72,27 +59,19 @@ def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> s
     try:
         largest = _largest(name, content)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return ""  # of a form that is not known here
-    if vocabulary is None:
-        return ""
-    if largest.own >= vocabulary:
+        return  # of a form that is not known here
+    if vocabulary is not None and largest >= vocabulary:
         raise InvalidInput(
-            f"{place} is a tokenizer of tokens from 0 to {largest.own}; the model's vocab_size is {vocabulary}, so "
+            f"{place} is a tokenizer of tokens from 0 to {largest}; the model's vocab_size is {vocabulary}, so "
             f"allowed: tokens from 0 to {vocabulary - 1}. Is it another model's tokenizer?",
             place=place,
         )
-    if largest.added >= vocabulary:
-        return (
-            f"{place} has an added token {largest.added}, which the model, with vocab_size = {vocabulary}, does not "
-            "know: data that contain it are refused"
-        )
-    return ""
 
 
-def _largest(name: str, content: Mapping[str, Any]) -> LargestTokens:
+def _largest(name: str, content: Mapping[str, Any]) -> int:
     if name == VOCABULARY_FILE:
-        return LargestTokens(max(map(int, content.values()), default=-1), -1)
+        return max(map(int, content.values()), default=-1)
     added = {int(token["id"]) for token in content.get("added_tokens") or ()}
     tokens = content["model"]["vocab"]
     own = set(map(int, tokens.values())) if isinstance(tokens, dict) else set(range(len(tokens)))
-    return LargestTokens(max(own - added, default=-1), max(added, default=-1))
+    return max(own - added, default=-1)

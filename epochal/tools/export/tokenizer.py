@@ -48,13 +48,10 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
     except (InvalidInput, ModelUnavailable) as error:
         raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}") from error
     if files:
-        said = [f"tokenizer: {', '.join(files)} of {source.place}"]
-        if place is not None:
-            vocabulary = _vocabulary_of(view)
-            said += [
-                check_list(name, files[name], source.place, vocabulary) for name in LISTS_OF_TOKENS if name in files
-            ]
-        return FoundTokenizer(files, "\n".join(filter(None, said)))
+        for name in LISTS_OF_TOKENS if place is not None else ():
+            if name in files:
+                check_list(name, files[name], source.place, _vocabulary_of(view))
+        return FoundTokenizer(files, f"tokenizer: {', '.join(files)} of {source.place}")
     if place is not None:
         raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
     return FoundTokenizer(said=f"no tokenizer: {source.place} has none; --tokenizer names one")

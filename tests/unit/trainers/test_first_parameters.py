@@ -215,17 +215,6 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused_by_name(
             opened(llama_at(folder))
 
 
-def test_added_token_outside_the_vocabulary_is_said(tmp_path: Path, bag: Tensors) -> None:
-    folder = write_model(tmp_path / "model", bag)
-    notes: list[str] = []
-    for added in ({"id": 256}, {"id": 255}):
-        text = json.dumps({"model": {"vocab": {"a": 0}}, "added_tokens": [added]})
-        (folder / "tokenizer.json").write_text(text)
-        make_first_model(llama_at(folder), 0, note=notes.append)
-    assert len(notes) == 1
-    assert "added token 256, which the model, with vocab_size = 256, does not know" in notes[0]
-
-
 def test_tokenizer_that_is_not_json_is_said(tmp_path: Path, bag: Tensors) -> None:
     folder = write_model(tmp_path / "model", bag)
     (folder / "tokenizer.json").write_text('{"model"')
