@@ -21,6 +21,7 @@ PrecisionOption = Annotated[
         " have it and float32 elsewhere. Parameters and optimizer are always float32."
     ),
 ]
+CompileOption = Annotated[bool, typer.Option("--compile", help="Compile the model of --trainer torch.")]
 MicroBatchOption = Annotated[
     str | None,
     typer.Option(
