@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.bounds import BOUND_S
-from tests.support.data.states import state_text
 from tests.support.drive.cli import run_main_in_thread
 from tests.support.drive.restarted_run import restarted_run
 from tests.support.heavy import need_module
@@ -54,17 +53,3 @@ async def test_following_in_python_does_what_the_page_says(tmp_path: Path, capsy
         await run.play(2)
         await asyncio.to_thread(exec, snippet.replace(URL, run.url), {})
     assert capsys.readouterr().out.startswith("2 1.0 ")
-
-
-@pytest.mark.nightly
-def test_local_run_does_what_the_page_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("state.toml").write_text(state_text(**TRAINS))
-    demo = "clients=2, rounds=20"
-    (snippet,) = (block for block in written("python") if demo in block)
-    exec(snippet.replace(demo, "'state.toml', clients=1"), {})
-    *rounds, place = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in rounds] == ["0", "1"]
-    assert (tmp_path / place / "coordinator").is_dir()

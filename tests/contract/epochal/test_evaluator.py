@@ -76,6 +76,7 @@ async def test_loss_is_reported_as_it_is_shown() -> None:
     told = {key: value for key, value in asdict(report).items() if key != "replica_digest"}
     assert told.items() <= asdict(shown).items()
     assert (report.name, report.step, report.samples, shown.recorded) == ("validation", 2, 4, True)
+    assert shown.split is None, "token data have none"
     assert report.loss == pytest.approx(np.log(256), abs=0.5)
 
 
@@ -157,6 +158,8 @@ async def test_name_and_options_that_do_not_go_with_the_run_are_refused() -> Non
         await Desk(run_of([at_step(1)])).once(torch=TorchOptions("cpu"))
     with pytest.raises(InvalidInput, match="no end; say how many samples"):
         await Desk(run_of([at_step(1)])).once(samples=None)
+    with pytest.raises(InvalidInput, match="--split test: these data have no splits"):
+        await Desk(run_of([at_step(1)])).once(split="test")
     with pytest.raises(InvalidInput, match="serves only a run's members"):
         await Desk(run_of([at_step(1)])).once(data="tcp://127.0.0.1:9")
 

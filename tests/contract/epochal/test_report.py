@@ -224,9 +224,3 @@ def test_smoothed_loss_counts_a_merged_row_for_each_of_its_rounds() -> None:
     single = smoothed([*rows(1, 3), *rows(6, 6)])
     assert found[0] == pytest.approx(as_one(rows(1, 3)).loss)
     assert found[-1] == pytest.approx(single[-1], rel=0.02)
-
-
-async def test_charts_carry_units(record: RunRecord) -> None:
-    for chart in charts_of(record):
-        if isinstance(chart, LineChart):
-            assert chart.y_label in ("loss [nats/token]", "clients", "tokens/s", "MB in a round", "seconds in a round")

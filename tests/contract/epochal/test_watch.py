@@ -13,7 +13,6 @@ import pytest
 from epochal.state.messages.history_rows import FIGURES, RoundFigures
 from tests.support.bounds import BOUND_S
 from tests.support.data.watched_file import writes_to
-from tests.support.drive.cli import run_main_in_thread
 from tests.support.drive.forked import start_forked
 from tests.support.drive.restarted_run import RestartedRun, restarted_run
 
@@ -40,13 +39,6 @@ def read(path: Path) -> list[RoundFigures]:
 
 def kept(run: RestartedRun) -> list[RoundFigures]:
     return run.served.insight.projection.rows
-
-
-async def once(run: RestartedRun, *arguments: str, code: int = 0) -> str:
-    """Run the command with `--once`; return what it said."""
-    ran = await run_main_in_thread("watch", run.url, "--once", *arguments, environment={})
-    ran.expect(code)
-    return ran.err
 
 
 @contextlib.asynccontextmanager
@@ -76,16 +68,6 @@ def line_count(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
-async def test_follower_killed_again_and_again_loses_no_round(run: RestartedRun, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    for _ in range(3):
-        await run.play(2)
-        async with watching(run, path):
-            await run.play(1)
-            await written(path, len(kept(run)))
-    assert read(path) == kept(run)
-
-
 async def test_restart_of_the_coordinator_leaves_no_gap(run: RestartedRun, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     await run.play(1)
@@ -96,24 +78,6 @@ async def test_restart_of_the_coordinator_leaves_no_gap(run: RestartedRun, tmp_p
         await run.play(2)
         await written(path, 3)
     assert read(path) == kept(run)
-
-
-async def test_run_that_went_back_is_written_anew(run: RestartedRun, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    await run.play(2)
-    await run.stop()
-    run.copy_to(tmp_path / "copy")
-    await run.start()
-    await run.play(2)
-    await once(run, "--to", f"jsonl:{path}")
-    assert read(path) == kept(run)
-    await run.stop()
-    run.go_back_to(tmp_path / "copy")
-    await run.start(is_restored=True)
-    await run.play(1)
-    assert "begins with round 0" in await once(run, "--to", f"jsonl:{path}")
-    assert read(path) == kept(run)
-    assert len(lines_of(path)) == 4 + 3, "rows of the other lineage are still there"
 
 
 async def test_follower_of_a_run_that_goes_back_under_it_begins_anew(run: RestartedRun, tmp_path: Path) -> None:
@@ -141,17 +105,3 @@ async def test_command_ends_with_the_run(tmp_path: Path) -> None:
             await run.play(1)
             assert await process.wait() == 0
         assert read(tmp_path / "run.jsonl") == kept(run)
-
-
-@pytest.mark.parametrize(
-    ("to", "message"),
-    [
-        ("jsonl", "--to jsonl: allowed:"),
-        ("jsonl:", "--to jsonl:: allowed:"),
-        ("excel:x", "--to excel:x: allowed:"),
-        ("jsonl:/", "allowed: a file in a folder that exists"),
-        ("jsonl:/nowhere/x", "allowed: a file in a folder that exists"),
-    ],
-)
-async def test_place_that_cannot_be_used_is_refused(run: RestartedRun, to: str, message: str) -> None:
-    assert message in await once(run, "--to", to, code=2)

@@ -31,11 +31,3 @@ async def test_client_whose_spool_cannot_hold_a_round_ends_by_name(tmp_path: Pat
         (line,) = [line for line in client.log_tail().splitlines() if line.startswith("epochal: ")]
         assert f"[client] spool_bytes is {bound}" in line
         assert "needs" in line
-
-
-async def test_spool_folder_that_cannot_be_used_is_refused_before_joining(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    async with real_run(tmp_path) as run:
-        ran = await run.command("client", run.url, "--spool", str(tmp_path / "file" / "spool"))
-        assert ran.code == 2
-        assert "--spool" in ran.err

@@ -4,7 +4,6 @@ import os
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.support.data.token_files import write_served_tokens
@@ -78,12 +77,3 @@ async def test_mesh_options_that_do_not_go_together_are_said(tmp_path: Path) -> 
             ran = await run.command("client", run.url, *arguments)
             assert ran.code == 2
             assert message in ran.err
-
-
-def test_rows_of_the_mesh_are_spread_as_said() -> None:
-    """`MESH` has both tensor places of a shard in one process, so each process loads one shard of two rows."""
-    from epochal.batching.mesh.layout import parse_mesh, spread_over
-
-    layout = spread_over(parse_mesh("data=2,tensor=2"), 2, 2)
-    assert np.array_equal(layout.processes, [[0, 0], [1, 1]])
-    assert [layout.loading(process).local_batch_size for process in range(2)] == [2, 2]

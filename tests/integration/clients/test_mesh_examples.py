@@ -70,24 +70,3 @@ async def test_other_orders_of_devices(tmp_path: Path, order: str, shards: list[
     loaded = [int(log.partition("provider's, ")[2].partition(" of them")[0]) for log in logs]
     assert sum(loaded) == ROWS, "each row once"
     assert [f"local_shards={count}," in log for log, count in zip(logs, shards, strict=True)] == [True, True]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("2", "2", "mlx"), "engine mlx; allowed: jax, torch"),
-        (("3", "1", "jax"), "3 devices for 2 hosts"),
-        (("2", "2", "jax", "rows"), "order rows; allowed: tensor, data, diagonal"),
-    ],
-)
-async def test_mesh_that_the_examples_do_not_have_is_said(
-    tmp_path: Path, arguments: tuple[str, ...], message: str
-) -> None:
-    environment = {**os.environ, "PYTHON": sys.executable, "LOGS": str(tmp_path)}
-    process = await asyncio.create_subprocess_exec(
-        str(EXAMPLES / "launch.sh"), *arguments, env=environment, stdout=PIPE, stderr=STDOUT
-    )
-    async with asyncio.timeout(BOUND_S):
-        said, _ = await process.communicate()
-    assert process.returncode == 2
-    assert message in said.decode()

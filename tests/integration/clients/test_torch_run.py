@@ -106,7 +106,7 @@ async def test_sharded_mesh_client_and_a_torch_one_hold_the_same_replicas(traine
 
 async def test_transformer_is_evaluated_with_the_chosen_options(trained: TrainedRun) -> None:
     run = trained.run
-    options = ("--data", "dummy", "--samples", "4", *CPU, "--precision", "float32", "--micro-batch", "2")
+    options = ("--data", "dummy", "--samples", "4", *CPU, "--precision", "float32")
     ran = await run.command_here("evaluate", run.url, *options, "--json", EPOCHAL_ADMIN_TOKEN=run.admin_token)
     ran.expect(0)
     found = json.loads(ran.out)

@@ -75,11 +75,3 @@ async def test_data_server_trusts_its_own_coordinator_under_any_name(tmp_path: P
         )
         with pytest.raises(Rejected, match="ticket is not valid"):
             await TcpDataProvider.open(DataServerAddress("127.0.0.1", port, "test-run"), lambda: "no ticket")
-
-
-async def test_plain_http_beyond_this_machine_needs_consent(tmp_path: Path) -> None:
-    async with prepared_run(tmp_path) as run:
-        arguments = ("coordinator", str(run.state_path), "--store", str(run.run_dir), "--port", "0")
-        (await run.command(*arguments, "--host", "0.0.0.0")).expect(2, "--insecure")
-        assert not run.run_dir.exists(), "nothing was started"
-        (await run.command(*arguments, "--tls-cert", "cert.pem")).expect(2, "given together")

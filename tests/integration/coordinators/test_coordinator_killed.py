@@ -58,8 +58,7 @@ async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path
 async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--restored")
-    assert ran.code == 2
-    assert "holds no run; restore the backup first" in ran.err
+        ran.expect(2, "holds no run; restore the backup first")
 
 
 @pytest.mark.nightly

@@ -207,18 +207,3 @@ async def test_audit_of_a_run_without_a_checkpoint_passes(tmp_path: Path) -> Non
     async with prepared_run(tmp_path) as run:
         await run.start_coordinator("--no-genesis")
         (await run.command_here("audit", str(run.run_dir), "--recompute")).expect(0, "no batch was applied")
-
-
-async def test_evaluation_of_token_data_names_no_split(tmp_path: Path) -> None:
-    async with finished_run(tmp_path, 2) as run:
-        evaluate = ("evaluate", str(run.run_dir), "--data", "dummy", "--samples", "4")
-        ran = await run.command_here(*evaluate, "--json")
-        ran.expect(0)
-        assert json.loads(ran.out)["split"] is None
-        shown = await run.command_here(*evaluate)
-        shown.expect(0, "(4 samples")
-        assert "validation" not in shown.out
-        served = await run.command_here("evaluate", str(run.run_dir), "--data", "tcp://127.0.0.1:9")
-        served.expect(2, "name the data's files or URL with --data")
-        refused = await run.command_here(*evaluate, "--split", "validation")
-        refused.expect(2, "--split validation: these data have no splits")

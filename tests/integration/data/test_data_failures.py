@@ -70,43 +70,6 @@ async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: 
         assert (report.rounds, report.quarantined) == (LAST_STEP, 0)
 
 
-@pytest.mark.nightly
-async def test_data_server_beyond_this_machine_needs_tls_or_consent(tmp_path: Path) -> None:
-    config, port = write_served_tokens(tmp_path)
-    certificate, key = self_signed(tmp_path)
-    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
-    async with real_run(tmp_path / "run", model__LLM__data_location={"Server": f"127.0.0.1:{port}"}) as run:
-        serve = ("data-server", str(config), "--coordinator", run.url)
-        everywhere = (*serve, "--host", "0.0.0.0", "--port", "0")
-        (await run.command(*everywhere)).expect(2, "listen on 0.0.0.0, for other machines", "--insecure")
-        (await run.command(*serve, "--tls-cert", str(certificate))).expect(2, "must be given together")
-        (await run.command(*everywhere, "--tls-cert", str(key), "--tls-key", str(key))).expect(2, "not a certificate")
-        (await run.command(*serve, *tls)).expect(2, f"allowed with --tls-cert: tls://127.0.0.1:{port}")
-        for name, options in (("insecure", ("--insecure",)), ("tls", tls)):
-            server, _ = await run.start_server(name, *everywhere, *options)
-            server.process.send_signal(signal.SIGTERM)
-            assert await server.wait(BOUND_S) == 0
-
-
-@pytest.mark.nightly
-async def test_own_data_server_of_a_coordinator_follows_its_options(tmp_path: Path) -> None:
-    config, port = write_served_tokens(tmp_path)
-    certificate, key = self_signed(tmp_path)
-    tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
-    start = ("--port", "0", "--data-config", str(config))
-    for number, (place, options, said) in enumerate(
-        [
-            (f"data.example:{port}", (), "would be unencrypted"),
-            (f"data.example:{port}", tls, "would be unencrypted"),
-            (f"tls://data.example:{port}", ("--insecure",), "clients ask it over TLS"),
-        ]
-    ):
-        folder = tmp_path / str(number)
-        async with prepared_run(folder, model__LLM__data_location={"Server": place}) as run:
-            command = ("coordinator", str(run.state_path), "--store", str(run.run_dir), *start, *options)
-            (await run.command(*command)).expect(2, said)
-
-
 async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     location = {"Server": f"127.0.0.1:{port}"}

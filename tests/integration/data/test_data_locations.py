@@ -1,6 +1,5 @@
 """Whole runs over data behind a real nginx, in parquet files, and in a mix."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +25,6 @@ def write_files(folder: Path) -> None:
 
 def http_location(files: dict[str, Any], shuffle: object) -> dict[str, Any]:
     return {"Http": {"location": files, "token_size_in_bytes": "TwoBytes", "shuffle": shuffle}}
-
-
-@pytest.mark.nightly
-async def test_clients_of_numbered_files_share_a_cache(tmp_path: Path) -> None:
-    write_files(tmp_path / "root")
-    port = free_port()
-    template = f"http://127.0.0.1:{port}/data/{{}}.bin"
-    files = {"url_template": template, "start_index": 0, "n_left_pad_zeros": 3, "num_files": FILES}
-    overrides = {
-        "config__init_min_clients": 2,
-        "config__total_steps": 30,
-        "model__LLM__data_location": http_location({"NumberedFiles": files}, {"Seeded": list(range(32))}),
-    }
-    cache = ("--cache", str(tmp_path / "cache"))
-    async with real_run(tmp_path / "run", **overrides) as run:
-        with nginx(tmp_path / "first", tmp_path / "root", port) as server:
-            for _ in range(2):
-                await run.start_client(*cache)
-            await run.until(in_training(6))
-            asked = [line for line in server.requests() if "bytes=0-0" not in line and "404" not in line]
-        report = await run.finish()
-        assert report.rounds == 30
-        assert report.quarantined == 0
-        assert len(asked) <= 2 * FILES, "a file is one block, and each client fetches a block once at most"
-        assert list((tmp_path / "cache").glob("??/*"))
 
 
 @pytest.mark.nightly
@@ -83,19 +57,3 @@ async def test_run_over_parquet_samples_is_finished_and_proved(tmp_path: Path) -
     async with real_run(tmp_path / "run", 2, **overrides) as run:
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
-
-
-@pytest.mark.nightly
-async def test_run_over_a_mix_goes_on_past_the_pass_of_a_source(tmp_path: Path) -> None:
-    write_files(tmp_path / "root")
-    mix = [
-        {"location": {"Local": "root/000.bin"}, "weight": 3},
-        {"location": {"Local": "root/001.bin"}, "weight": 1},
-    ]
-    (tmp_path / "mix.json").write_text(json.dumps(mix))
-    location = {"WeightedHttp": str(tmp_path / "mix.json")}
-    overrides = {"config__total_steps": 12, "model__LLM__data_location": location}
-    async with real_run(tmp_path / "run", 2, **overrides) as run:
-        report = await run.finish()
-        assert (report.rounds, report.quarantined, report.unapplied) == (12, 0, 0)
-        assert report.applied > SEQUENCES_PER_FILE

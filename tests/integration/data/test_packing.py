@@ -10,7 +10,6 @@ import pytest
 
 from epochal.coordinator.proof.audit import AuditReport
 from tests.support.drive.processes import real_run
-from tests.support.heavy import need_module
 from tests.support.models.installed_trainers import register
 
 ROOT = str(Path(__file__).parents[3])
@@ -87,18 +86,3 @@ async def test_record_that_no_client_can_encode_is_quarantined_by_its_batch(tmp_
         assert {number % 60 for number in quarantined} == {17}
         reported = [event for child in run.clients for event in run.events(child, "step_failed")]
         assert any("data index 17 is not JSON" in event["reason"] for event in reported)
-
-
-@pytest.mark.nightly
-async def test_parquet_rows_of_any_length_are_packed(tmp_path: Path) -> None:
-    need_module("pyarrow")
-    import pyarrow
-    import pyarrow.parquet
-
-    generator = np.random.default_rng(3)
-    rows = [generator.integers(0, 256, int(length)).tolist() for length in generator.integers(1, 100, 80)]
-    (tmp_path / "rows").mkdir()
-    pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), tmp_path / "rows" / "train.parquet")
-    location = {"Preprocessed": str(tmp_path / "rows")}
-    report = await finished(tmp_path / "run", model__LLM__data_location=location, packing={"oversized": "truncate"})
-    assert (report.rounds, report.quarantined, report.applied) == (10, 0, 120)

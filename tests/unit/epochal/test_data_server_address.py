@@ -56,3 +56,17 @@ def test_data_server_for_other_machines_needs_tls_or_to_be_told() -> None:
     with pytest.raises(InvalidInput, match=r"would listen on 0\.0\.0\.0, for other machines, .*--tls-cert.*--insecure"):
         tls_of(state, options(**given), host)
     assert tls_of(state, options(**given, insecure=True), host) is None
+
+
+@pytest.mark.parametrize(
+    ("location", "given", "message"),
+    [
+        ("data.example:1", {"tls_cert": Path("cert.pem")}, "must be given together"),
+        ("data.example:1", {"tls_cert": Path("cert.pem"), "tls_key": Path("key.pem")}, "allowed with --tls-cert: tls:"),
+        ("tls://data.example:1", {"tls_cert": Path(__file__), "tls_key": Path(__file__)}, "not a certificate"),
+        ("tls://data.example:1", {"insecure": True}, "clients ask it over TLS"),
+    ],
+)
+def test_certificate_that_clients_could_not_use_is_refused(location: str, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        tls_of(asked_at({"Server": location}), options(**given), "0.0.0.0")

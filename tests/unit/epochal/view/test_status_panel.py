@@ -23,10 +23,6 @@ def test_curve_spans_from_the_lowest_to_the_highest_value(values: list[float], e
     assert curve(values) == expected
 
 
-def test_curve_of_many_values_is_as_wide_as_asked() -> None:
-    assert len(curve([float(n) for n in range(1000)], width=20)) == 20
-
-
 def status_of(member_count: int, loss: float | None) -> RunStatus:
     member = MemberFigures(
         client_id=ClientId("ab" * 16),
@@ -85,17 +81,6 @@ def test_status_is_shown_whatever_is_known(member_count: int, loss: float | None
     assert ("28 more" in shown) is (member_count == 40)
 
 
-def test_status_shows_what_a_client_calls_itself_as_it_is() -> None:
-    status = status_of(1, 2.5)
-    (member,) = status.members
-    hostile = replace(status, members=(replace(member, trainer="[/x][red]\x1b[2J"),), reason="[/y] [red]")
-    console = Console(file=StringIO(), width=120, record=True)
-    console.print(status_panel(hostile))
-    shown = console.export_text()
-    assert "[/x][red]\\x1b[2J" in shown
-    assert "[/y] [red]" in shown
-
-
 def test_status_shows_the_batches_that_failed_and_why() -> None:
     gone = tuple(FailedBatches(BatchId(n, n), (ClientId("ab" * 16),), f"corrupt: shard {n}\x1b") for n in range(8))
     waiting = (FailedBatches(BatchId(40, 47), (), "rejected: not JSON"),)
@@ -125,12 +110,6 @@ def test_status_shows_each_evaluation_s_newest_replica() -> None:
     assert ["validation", "2.250", "2", "12,345", "2027-01-15", "08:00", "█▁"] in shown
     assert ["test", "3.500", "0", "12,345", "2027-01-15", "08:00"] in shown
     assert status_line(status).endswith("loss 2.500 validation 2.250 at 2")
-
-
-def test_status_shows_why_the_run_waits() -> None:
-    console = Console(file=StringIO(), width=120, record=True)
-    console.print(status_panel(replace(status_of(1, None), hold="0 of 1 members can work\x1b")))
-    assert "The run waits: 0 of 1 members can work\\x1b" in console.export_text()
 
 
 def test_status_shows_who_rests_and_for_what() -> None:
@@ -199,12 +178,3 @@ def test_name_without_a_place_to_break_is_shown_whole() -> None:
     status = status_of(1, 2.5)
     shown = shown_at_80(replace(status, members=(replace(status.members[0], name="x" * 32),)))
     assert shown.count("x") == 32
-
-
-def test_part_of_the_round_and_a_lowered_factor_are_shown() -> None:
-    status = status_of(1, 2.0)
-    members = tuple(replace(member, part=0.25, factor=0.15) for member in status.members)
-    console = Console(file=StringIO(), width=160)
-    console.print(status_panel(replace(status, members=members)))
-    assert isinstance(console.file, StringIO)
-    assert "25%, counted × 0.15" in console.file.getvalue()
