@@ -4,7 +4,6 @@ A notebook's cells run inside an event loop, in which no other one can be run.
 """
 
 import asyncio
-import concurrent.futures
 import contextlib
 import threading
 from collections.abc import Coroutine
@@ -36,13 +35,9 @@ class BackgroundLoop:
         """Whether it was closed."""
         return self._loop.is_closed()
 
-    def start(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Start the work, and return its future."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what the work returns. It is cancelled if the caller is interrupted, as by Ctrl-C."""
-        future = self.start(work)
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseExceptionGroup as group:

@@ -1,6 +1,6 @@
 """A run's history as numpy arrays, one for each figure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,6 @@ class HistoryArrays:
         self.next = next_number
         self._rows = tuple(rows)
         self._arrays: dict[str, npt.NDArray[Any]] = {name: _array(name, rows) for name in FIGURES}
-
-    @property
-    def columns(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The arrays by their names, in the order of the fields of a row."""
-        return dict(self._arrays)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return self._arrays[name]

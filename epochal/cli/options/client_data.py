@@ -7,14 +7,15 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.data_place import check_place
-from epochal.data_providers.locations import parse_location
+from epochal.data_providers.locations import AnyLocation, parse_location
 from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.permissions import Permissions
+from epochal.state.config.data_location import Local, WeightedHttp
+from epochal.state.errors import InvalidInput
 
 DataOption = Annotated[
     str | None,
@@ -68,3 +69,12 @@ def provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataPro
         return await open_provider(access.state, servers, data.permissions, data.location, cache)
 
     return open_data
+
+
+def check_place(location: AnyLocation) -> None:
+    """Raise `InvalidInput` for a path on this machine at which nothing is."""
+    place = location.path if isinstance(location, Local) else ""
+    if isinstance(location, WeightedHttp) and "://" not in location.place:
+        place = location.place
+    if place and not Path(place).exists():
+        raise InvalidInput(f"--data {place}: there is no such file or folder ({Path(place).absolute()})", path=place)

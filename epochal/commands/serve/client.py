@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import unicodedata
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,6 @@ from epochal.cli.options.client_data import (
     InsecureDataOption,
     provider_opener,
 )
-from epochal.cli.options.client_name import NameOption, checked_name_option
 from epochal.cli.options.client_trainer import ClientTrainer
 from epochal.cli.options.permission_options import (
     AllowLocalOption,
@@ -60,7 +60,7 @@ from epochal.runtime.http.http_client import check_url
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.client_names import software_version
+from epochal.state.client_names import MAX_CLIENT_NAME_CHARS, checked_client_name, software_version
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.requests import Capabilities
@@ -95,6 +95,14 @@ KeyOption = Annotated[
     ),
 ]
 NewKeyOption = Annotated[bool, typer.Option("--new-key", help="Make the file of --key, unless it exists already.")]
+NameOption = Annotated[
+    str | None,
+    typer.Option(
+        "--name",
+        help=f"Name that people see beside this client's id, at most {MAX_CLIENT_NAME_CHARS} characters; it proves "
+        "nothing. A client that returns may have another one.",
+    ),
+]
 TrainerOption = Annotated[
     str,
     typer.Option(
@@ -213,7 +221,21 @@ def _dependencies(
 
 def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
     software = software_version(__version__)
-    return ClientProfile(key, capabilities, invitation, name=checked_name_option(name), software=software)
+    return ClientProfile(key, capabilities, invitation, name=_checked_name(name), software=software)
+
+
+def _checked_name(name: str | None) -> str | None:
+    """Return the name in Unicode's normal form C, in which some keyboards and systems do not write it.
+
+    Raises:
+        InvalidInput: a client may not have this name.
+    """
+    if name is None:
+        return None
+    try:
+        return checked_client_name(unicodedata.normalize("NFC", name))
+    except ValueError as error:
+        raise InvalidInput(f"--name {error}") from error
 
 
 def _identity(path: Path | None, may_make: bool) -> ClientKey:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from epochal.cli.options.admin_token import AdminToken
-from epochal.cli.options.data_place import check_place
+from epochal.cli.options.client_data import check_place
 from epochal.cli.options.permission_options import (
     AllowLocalOption,
     AllowNetworkOption,

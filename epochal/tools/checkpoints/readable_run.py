@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import hashlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,11 +19,10 @@ from epochal.state.checkpoint_parts import CheckpointPart
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
-from epochal.state.errors import Refused, StoreFailed
+from epochal.state.errors import InvalidDocument, Refused, StoreFailed
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from epochal.tools.checkpoints.parts import pieces_of_parts, whole_of
 
 STORE_POLL_S = 5.0
 """Time between two reads of a store that is followed."""
@@ -105,7 +105,7 @@ class StoredRun:
         return self._store.place.copying()
 
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
-        parts = whole_of(reference)
+        parts = _whole_of(reference)
         if not parts:
             manifest = (await self._run()).models.manifests.get(reference.blob_sha256)
             if manifest is None:
@@ -116,7 +116,7 @@ class StoredRun:
             async for piece in self._store.blobs.stream(part.sha256, 0, part.size_bytes):
                 yield piece
 
-        async with contextlib.aclosing(pieces_of_parts(reference, parts, read)) as pieces:
+        async with contextlib.aclosing(_pieces_of_parts(reference, parts, read)) as pieces:
             async for piece in pieces:
                 yield piece
 
@@ -181,9 +181,9 @@ class ServedRun:
         yield
 
     async def pieces(self, reference: CheckpointRef) -> AsyncGenerator[bytes, None]:
-        parts = whole_of(reference) or (await self._client.manifest(reference.blob_sha256)).parts
+        parts = _whole_of(reference) or (await self._client.manifest(reference.blob_sha256)).parts
         with self._as_operator():
-            read = pieces_of_parts(reference, parts, lambda part: self._client.blob_pieces(part.sha256))
+            read = _pieces_of_parts(reference, parts, lambda part: self._client.blob_pieces(part.sha256))
             async with contextlib.aclosing(read) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -203,3 +203,39 @@ class ServedRun:
             yield
         finally:
             self._client.use_token(None)
+
+
+_Read = Callable[[CheckpointPart], AsyncGenerator[bytes, None]]
+"""Yields the bytes of a part."""
+
+
+def _whole_of(reference: CheckpointRef) -> tuple[CheckpointPart, ...]:
+    """Return the one part of a checkpoint that has one; nothing for others, whose manifest names them."""
+    return (CheckpointPart(reference.blob_sha256, reference.size_bytes),) if reference.part_count == 1 else ()
+
+
+async def _pieces_of_parts(
+    reference: CheckpointRef, parts: Sequence[CheckpointPart], read: _Read
+) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a checkpoint.
+
+    Args:
+        reference: the checkpoint, for messages.
+        parts: its parts.
+        read: reads one of them.
+
+    Raises:
+        InvalidDocument: the bytes of a part have another digest or size; those before it were yielded.
+    """
+    for number, part in enumerate(parts, 1):
+        digest, size_bytes = hashlib.sha256(), 0
+        async with contextlib.aclosing(read(part)) as pieces:
+            async for piece in pieces:
+                digest.update(piece)
+                size_bytes += len(piece)
+                yield piece
+        if (digest.hexdigest(), size_bytes) != (part.sha256, part.size_bytes):
+            raise InvalidDocument(
+                f"the checkpoint of step {reference.step} is damaged: part {number} of {len(parts)} has "
+                f"{size_bytes} bytes with another SHA-256 than {part.sha256}"
+            )

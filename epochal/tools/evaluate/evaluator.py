@@ -14,7 +14,7 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.messages.evaluation_reports import EVALUATION_NAME_ALLOWED, EVALUATION_NAME_PATTERN, EvaluationReport
 from epochal.state.wire import Sha256
-from epochal.tools.checkpoints.checkpoint_parameters import read_parameters
+from epochal.tools.checkpoints.checkpoint_stream import read_parameters
 from epochal.tools.checkpoints.each_checkpoint import Say, follow_checkpoints, take_checkpoint
 from epochal.tools.checkpoints.readable_run import EvaluatedRun, RunView
 from epochal.tools.evaluate.losses import EvaluatedData, EvaluationOptions, LossComputation, opened_evaluation

@@ -7,8 +7,7 @@ from typing import Any
 from epochal.runtime.files.durable_files import make_folder, replace_file
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.history_rows import RoundFigures
-from epochal.view.sinks.scalars import place_of, scalars_of
-from epochal.view.sinks.sink import SinkFailed, plain_name
+from epochal.view.sinks.sink import SinkFailed, place_of, plain_name, scalars_of
 
 NOTE_NAME = "next-round"
 

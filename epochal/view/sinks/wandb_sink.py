@@ -9,8 +9,7 @@ from typing import Any
 
 from epochal.runtime.visible_text import visible
 from epochal.state.messages.history_rows import RoundFigures
-from epochal.view.sinks.scalars import place_of, scalars_of
-from epochal.view.sinks.sink import SinkFailed, plain_name
+from epochal.view.sinks.sink import SinkFailed, place_of, plain_name, scalars_of
 
 
 class WandbSink:

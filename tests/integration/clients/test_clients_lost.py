@@ -112,19 +112,6 @@ async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> N
         await run.prove()
 
 
-@pytest.mark.nightly
-async def test_ctrl_c_twice_leaves_at_once(tmp_path: Path) -> None:
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
-    async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
-        leaving = await run.start_client()
-        await hold_in(hand, RunState.ROUND_TRAIN, 1)
-        leaving.process.send_signal(signal.SIGINT)
-        leaving.process.send_signal(signal.SIGTERM)
-        assert await leaving.wait(BOUND_S) == 0, leaving.log_tail()
-        await run.line_of(leaving, "stopped")
-        assert run.changes_of(leaving)[-1] == "withdrew"
-
-
 async def test_client_that_joins_in_the_middle_of_an_epoch_takes_part(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=1000, **PATIENT) as run, joined_by_hand(run, 1) as hand:
         await hand.be_ready()
@@ -133,14 +120,3 @@ async def test_client_that_joins_in_the_middle_of_an_epoch_takes_part(tmp_path: 
         newcomer = await run.start_client()
         await take_rounds_until(hand, run.client_id_of(newcomer), present=True)
         await run.prove()
-
-
-@pytest.mark.nightly
-async def test_client_whose_coordinator_never_answers_gives_up_after_its_bound(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__init_min_clients=2) as run:
-        url = run.url
-        await run.kill_coordinator()
-        ran = await run.command("client", url, "--reconnect", "1")
-        assert ran.code == 1
-        assert "epochal: " in ran.err
-        assert "Traceback" not in ran.err

@@ -63,11 +63,6 @@ async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
         assert (found["step"], found["split"], found["samples"]) == (10, "validation", 20)
         assert 2 < found["loss"] < 6
         assert 0 < found["tokens"] < 20 * 400
-        ran = await run.command("evaluate", str(run.run_dir), "--json", "--split", "train")
-        ran.expect(0)
-        train = json.loads(ran.out)
-        assert train["samples"] == 90
-        assert train["tokens"] > found["tokens"]
 
 
 @pytest.mark.nightly
