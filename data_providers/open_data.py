@@ -12,7 +12,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
 
-from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
+from epochal.data_providers.file_names import (
+    LINES_SUFFIXES,
+    RECORD_FILES,
+    ROW_SUFFIXES,
+    TAR_SUFFIXES,
+    TOKEN_SUFFIXES,
+)
 from epochal.data_providers.locations import (
     BUILT_IN_SCHEMES,
     AnyLocation,
@@ -28,10 +34,10 @@ from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.local_places import allowed_path, cannot_open
 from epochal.data_providers.providers.local_source import LocalSource
-from epochal.data_providers.providers.open_files import open_rows, open_samples
-from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider, chosen_rows
 from epochal.data_providers.providers.ranged import RangedDataProvider
-from epochal.data_providers.sources.byte_source import ByteSource, read
+from epochal.data_providers.providers.record_files import RecordsDataProvider
+from epochal.data_providers.sources.byte_source import ByteSource, closed_on_failure, read
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
 from epochal.data_providers.sources.derived_files import DataSpool
@@ -40,7 +46,7 @@ from epochal.data_providers.sources.http.source import HttpOptions, HttpSource, 
 from epochal.data_providers.sources.hub_dataset import HubDataset, downloaded
 from epochal.data_providers.sources.manifest import VerifiedSource
 from epochal.data_providers.sources.object_store import ObjectStoreSource
-from epochal.data_providers.splits import DEFAULT_SPLIT
+from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.runtime.connections.allowed_addresses import Reach
@@ -180,35 +186,63 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
         reach = options.permissions.reach
         return await _open_tcp(addresses, replace(access, generations=options.generations, reach=reach), spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
-        return await _open_remote(location, spec, options)
+        source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
+        return await open_files(source, spec, options, listed=listed)
     if isinstance(location, HubDataset):
-        return await asyncio.to_thread(_open_hub, location, spec, options)
-    if isinstance(location, Local):
-        opened = _open_samples if options.packs else _open_local
-        return await opened(await _allowed(Path(location.path), options), spec, options)
-    if isinstance(location, Preprocessed):
-        return await _open_preprocessed_place(location.path, spec, options)
+        return await _open_hub(location, spec, options)
+    if isinstance(location, Preprocessed) and "://" in location.path:
+        return await _open_rows_behind(location.path, spec, options)
+    if isinstance(location, Local | Preprocessed):
+        are_rows = isinstance(location, Preprocessed)
+        return await _open_path(await _allowed(Path(location.path), options), spec, options, are_rows=are_rows)
     if isinstance(location, WeightedHttp):
         return await _open_mix(location, spec, options)
     return await _open_registered(location, spec)
 
 
-async def _open_remote(
-    location: SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure, spec: DatasetSpec, options: OpenOptions
+async def open_files(
+    source: ByteSource, spec: DatasetSpec, options: OpenOptions, *, listed: bool, are_rows: bool = False
 ) -> DataProvider:
-    source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
-    if options.packs:
-        return await open_samples(source, spec, options.spool, options.split, listed=listed)
-    names = [file.name for file in source.files]
-    if any(name.endswith(TOKEN_SUFFIXES) for name in names):
-        return await RangedDataProvider.open(source, spec)
-    if any(name.endswith(ROW_SUFFIXES) for name in names):
-        return await open_rows(source, spec.sequence_length, options.split, listed=listed, records=False)
-    if any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names):
-        place = source.location
-        await source.aclose()
-        raise InvalidInput(ONLY_PACKED.format(place=place), path=place, holds_records=True)
-    return await RangedDataProvider.open(source, spec)
+    """Open the files of a source by their names: tokens, or where the run packs, samples. Closes the source.
+
+    Args:
+        source: holds the files.
+        spec: the shape of tokens; where the run packs, its shuffle alone counts.
+        options: the client's.
+        listed: whether the source is a folder; of files that were named one by one all are used.
+        are_rows: whether the files are known to hold rows.
+
+    Raises:
+        CorruptData: there are no samples, or they are damaged; the fault of the data's owner.
+        InvalidInput: there is no such split, the run does not take such files, or an extra is missing; the user's
+            fault.
+        SourceUnavailable, Rejected: as `ByteSource.read_into`.
+    """
+    async with closed_on_failure(source):
+        place, names = source.location, [file.name for file in source.files]
+        is_named = not listed and options.split == DEFAULT_SPLIT
+
+        def holds(suffixes: tuple[str, ...]) -> bool:
+            return any(name.endswith(suffixes) for name in names)
+
+        if not (options.packs or are_rows):
+            if holds(TOKEN_SUFFIXES) or not holds((*ROW_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES)):
+                return await RangedDataProvider.open(source, spec)
+            if not holds(ROW_SUFFIXES):
+                raise InvalidInput(ONLY_PACKED.format(place=place), path=place, holds_records=True)
+        elif not are_rows:
+            for suffixes in filter(holds, (LINES_SUFFIXES, TAR_SUFFIXES)):
+                of_kind = [name for name in names if name.endswith(suffixes)]
+                chosen = of_kind if is_named else names_of_split(names, suffixes, place, options.split)
+                return await RecordsDataProvider.open(source, chosen, spec.shuffle_seed, options.spool())
+            if not holds(ROW_SUFFIXES):
+                allowed = f"allowed: {RECORD_FILES}"
+                if holds(TOKEN_SUFFIXES) and not listed:
+                    raise InvalidInput(f"{place} holds tokens, which are not packed; {allowed}")
+                raise CorruptData(f"{place} holds no samples to pack; {allowed}", path=place)
+        chosen = names if is_named else chosen_rows(source, options.split)
+        longest = None if options.packs else spec.sequence_length
+        return await PreprocessedDataProvider.open(source, chosen, longest, records=options.packs)
 
 
 async def _remote_source(
@@ -225,25 +259,21 @@ async def _remote_source(
     return source if options.cache is None else CachedSource(source, options.cache)
 
 
-async def _open_preprocessed_place(place: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """Open rows at a path or behind a URL."""
-    if "://" not in place:
-        return await asyncio.to_thread(_open_preprocessed, await _allowed(Path(place), options), spec, options)
-    location = parse_location(place)
+async def _open_rows_behind(url: str, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    location = parse_location(url)
     if isinstance(location, HubDataset):
-        return await asyncio.to_thread(_open_hub, location, spec, options)
+        return await _open_hub(location, spec, options)
     if not isinstance(location, SingleUrl | Gcp | S3 | Azure):
-        raise InvalidInput(f"{without_secrets(place)} is no place of parquet or Arrow files")
+        raise InvalidInput(f"{without_secrets(url)} is no place of parquet or Arrow files")
     source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
-    longest = None if options.packs else spec.sequence_length
-    return await open_rows(source, longest, options.split, listed=listed, records=options.packs)
+    return await open_files(source, spec, options, listed=listed, are_rows=True)
 
 
-def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    files = downloaded(location, options.split, with_token=options.permissions.lends_credentials(HUB_HOST))
-    source = LocalSource.of_paths(str(location), files.files, files.paths)
-    longest = None if options.packs else spec.sequence_length
-    return PreprocessedDataProvider.open_local(source, longest, records=options.packs)
+async def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
+    with_token = options.permissions.lends_credentials(HUB_HOST)
+    files = await asyncio.to_thread(downloaded, location, options.split, with_token=with_token)
+    source = await asyncio.to_thread(LocalSource.of_paths, str(location), files.files, files.paths)
+    return await open_files(source, spec, replace(options, split=DEFAULT_SPLIT), listed=False, are_rows=True)
 
 
 async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider:
@@ -322,35 +352,15 @@ def mix_file(path: Path) -> bytes:
     return text
 
 
-async def _open_local(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    if path.suffix in ROW_SUFFIXES:
-        return await asyncio.to_thread(_open_preprocessed, path, spec, options)
-    if path.name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)):
-        raise InvalidInput(ONLY_PACKED.format(place=path), path=str(path))
-    if path.suffix != DATA_CONFIG_SUFFIX:
-        return await asyncio.to_thread(LocalDataProvider.open, path, spec)
-    config = await asyncio.to_thread(_data_config, path, spec)
-    held = await _allowed(path.parent / config.dir, options)  # a link may lead elsewhere by now
-    return await asyncio.to_thread(LocalDataProvider.open, held, _spec_of(config))
-
-
-def _open_preprocessed(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    longest = None if options.packs else spec.sequence_length
-    return PreprocessedDataProvider.open(path, longest, options.split, records=options.packs)
-
-
-async def _open_samples(path: Path, spec: DatasetSpec, options: OpenOptions) -> DataProvider:
-    """Open samples to pack; records may be shuffled by a `data.toml`."""
+async def _open_path(path: Path, spec: DatasetSpec, options: OpenOptions, *, are_rows: bool = False) -> DataProvider:
+    """Open a file, a folder, or what a `data.toml` describes."""
     if path.suffix == DATA_CONFIG_SUFFIX:
         config = await asyncio.to_thread(_data_config, path, spec)
-        spec = replace(spec, token_size_bytes=config.token_size.size_bytes, shuffle_seed=_seed_of(config))
-        path = await _allowed(path.parent / config.dir, options)
-    source = await asyncio.to_thread(LocalSource.open, path)
-    names = [file.name for file in source.files]
-    holds_records = any(name.endswith((*LINES_SUFFIXES, *TAR_SUFFIXES)) for name in names)
-    if not holds_records and any(name.endswith(ROW_SUFFIXES) for name in names):
-        return await asyncio.to_thread(_open_preprocessed, path, spec, options)
-    return await open_samples(source, spec, options.spool, options.split, listed=path.is_dir())
+        spec, path = _spec_of(config), await _allowed(path.parent / config.dir, options)  # a link may lead elsewhere
+    if are_rows or options.packs or path.name.endswith((*ROW_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES)):
+        source = await asyncio.to_thread(LocalSource.open, path)
+        return await open_files(source, spec, options, listed=path.is_dir(), are_rows=are_rows)
+    return await asyncio.to_thread(LocalDataProvider.open, path, spec)
 
 
 def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:

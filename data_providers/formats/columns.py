@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from epochal.data_providers.protocol import CorruptData, SourceUnavailable
+from epochal.data_providers.protocol import CorruptData
 from epochal.state.errors import ExtraMissing
 from epochal.state.reader_limits import MAX_RECORDS_BYTES
 from epochal.state.reader_limits import MAX_ROW_GROUP_BYTES as MAX_ROW_GROUP_BYTES
@@ -209,9 +209,6 @@ def too_large(place: str, group: int, size_bytes: int) -> CorruptData:
     )
 
 
-def as_ours(error: Exception, place: str, trouble: str) -> CorruptData | SourceUnavailable:
+def as_ours(error: Exception, place: str, trouble: str) -> CorruptData:
     """Return the error for what pyarrow raised while it read a file."""
-    # pyarrow raises `OSError` for damaged files too; only those of the operating system have an errno.
-    if isinstance(error, OSError) and error.errno is not None:
-        return SourceUnavailable(f"{place} cannot be read: {error.strerror}", path=place)
     return CorruptData(f"{place} {trouble}: {str(error).partition(chr(10))[0]}", path=place)

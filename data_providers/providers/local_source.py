@@ -6,9 +6,9 @@ and, where a manifest lists it, its content (`KeptFile`).
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from epochal.data_providers.protocol import CorruptData, SourceUnavailable
 from epochal.data_providers.providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
@@ -16,10 +16,6 @@ from epochal.data_providers.providers.local_places import cannot_open, files_bel
 from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile, read_whole
 from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.manifest import MANIFEST_NAME
-from epochal.data_providers.sources.range_file import SeekableFile
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 
 class LocalSource:
@@ -69,56 +65,24 @@ class LocalSource:
         kept = {name: KeptFile(path, FileVersion.of(path.stat())) for name, path in paths.items()}
         return cls(location, files, kept)
 
-    def only(self, names: Collection[str]) -> Self:
-        """Return a source of these files alone."""
-        wanted = set(names)
-        return type(self)(self.location, [file for file in self.files if file.name in wanted], self._kept)
-
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
         await asyncio.to_thread(self.read, name, start, into)
 
     def read(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`. Blocks."""
-        try:
-            self.read_file(name, start, into)
-        except OSError as error:
-            path = self._kept[name].path
-            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
-
-    def read_file(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into`, as `read`, with the errors of the system as `OSError`. Blocks."""
         kept = self._kept[name]
         path = kept.path
-        with path.open("rb", buffering=0) as file:
-            size_bytes = os.fstat(file.fileno()).st_size
-            if size_bytes != self._sizes[name]:
-                raise CorruptData(f"{path} had {self._sizes[name]} bytes and now has {size_bytes}", path=str(path))
-            read_whole(file.fileno(), start, into, path)
-            if not kept.holds(FileVersion.of(os.fstat(file.fileno())), start, len(into)):
-                kept.read(file.fileno(), start, into)
+        try:
+            with path.open("rb", buffering=0) as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes != self._sizes[name]:
+                    raise CorruptData(f"{path} had {self._sizes[name]} bytes and now has {size_bytes}", path=str(path))
+                read_whole(file.fileno(), start, into, path)
+                if not kept.holds(FileVersion.of(os.fstat(file.fileno())), start, len(into)):
+                    kept.read(file.fileno(), start, into)
+        except OSError as error:
+            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
 
     async def aclose(self) -> None:
         """Do nothing: no file is kept open."""
-
-
-class LocalSourceFile(SeekableFile):
-    """A file of a `LocalSource` as Python's blocking file object, for libraries that read files. It holds nothing open.
-
-    Args:
-        source: has the file.
-        file: one of the source's files.
-    """
-
-    def __init__(self, source: LocalSource, file: SourceFile) -> None:
-        super().__init__(file.size_bytes)
-        self._source = source
-        self._name = file.name
-
-    def readinto(self, into: "WriteableBuffer", /) -> int:
-        """Fill as much of `into` as the file holds. Raises what `LocalSource.read_file` raises."""
-        view = memoryview(into).cast("B")
-        count = max(0, min(len(view), self.size() - self._at))
-        self._source.read_file(self._name, self._at, view[:count])
-        self._at += count
-        return count

@@ -13,11 +13,10 @@ file's footer, the heads of an Arrow file, and the columns of the row groups tha
 import asyncio
 import io
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, Protocol, Self, TypeVar, cast
+from typing import Any, BinaryIO, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,11 +47,9 @@ from epochal.data_providers.protocol import (
     check_sample_count,
     dataset_fingerprint,
 )
-from epochal.data_providers.providers.local_places import cannot_open
-from epochal.data_providers.providers.local_source import LocalSource, LocalSourceFile
-from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
+from epochal.data_providers.sources.byte_source import ByteSource, SourceFile, closed_on_failure
 from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
-from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
+from epochal.data_providers.splits import names_of_split
 from epochal.data_providers.waits import decoding
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
@@ -63,15 +60,10 @@ MAX_DECODED_BYTES = 512 * 1024**2
 """Maximum size of the decoded row groups that are kept; the least recently used is dropped first."""
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """For the order a row is a sample of one token."""
-T = TypeVar("T")
 
 
-class _Opening(Protocol):
-    """Opens files for pyarrow, in a thread."""
-
-    def __call__(self, file: SourceFile) -> Any:
-        """Return a readable file, whose reads raise `CorruptData` if it changed."""
-        ...
+Opening = Callable[[SourceFile], Any]
+"""Opens a file for pyarrow, in a thread; its reads raise `CorruptData` if it changed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,11 +87,9 @@ class RowFile(DataFile):
 
 
 class PreprocessedDataProvider:
-    """A `DataProvider` over rows of parquet or Arrow files. Make one with `open`, or with `open_over` a source."""
+    """A `DataProvider` over rows of parquet or Arrow files. Make one with `open`."""
 
-    def __init__(
-        self, files: Sequence[RowFile], max_tokens: int | None, opening: _Opening, source: ByteSource | None = None
-    ) -> None:
+    def __init__(self, files: Sequence[RowFile], max_tokens: int | None, opening: Opening, source: ByteSource) -> None:
         columns = files[0].columns
         for file in files:
             if file.columns != columns:
@@ -125,7 +115,7 @@ class PreprocessedDataProvider:
         self._max_tokens = max_tokens
         self._opening = opening
         self._source = source
-        self._threads = None if source is None else SourceThreads()
+        self._threads = SourceThreads()
         self._decoded: OrderedDict[tuple[int, int], dict[str, Column]] = OrderedDict()
         self._decoded_bytes = 0
         self._reading = asyncio.Lock()
@@ -136,61 +126,31 @@ class PreprocessedDataProvider:
         self.description = describe_order(kind, self.order)
 
     @classmethod
-    def open(
-        cls, path: Path, max_tokens: int | None = None, split: str = DEFAULT_SPLIT, *, records: bool = False
-    ) -> Self:
-        """Open a file, or a folder's of one split. Blocks.
+    async def open(cls, source: ByteSource, names: Collection[str], max_tokens: int | None, *, records: bool) -> Self:
+        """Open files of a source. It closes the source.
 
         Args:
-            path: of a parquet or Arrow file, or of a folder.
+            source: holds the files.
+            names: of those to open.
             max_tokens: maximum length of a sample; None for any.
-            split: the split to use of a folder.
             records: whether rows without tokens are taken as JSON records.
 
         Raises:
             SourceUnavailable: the files cannot be read now; retry.
-            Rejected: there is no such path, or this user may not read it.
             CorruptData: no such files, or one that does not hold samples; the fault of the data's owner.
-            InvalidInput: pyarrow is not installed, or the folder has several splits and not the one asked for.
+            InvalidInput: pyarrow is not installed.
         """
-        pyarrow()
-        source = LocalSource.open(path)
-        return cls.open_local(source.only(chosen_rows(source, split)) if path.is_dir() else source, max_tokens, records)
+        threads, loop, wanted = SourceThreads(), asyncio.get_running_loop(), set(names)
 
-    @classmethod
-    def open_local(cls, source: LocalSource, max_tokens: int | None, records: bool) -> Self:
-        """Open all files of a folder on this machine, as `open`."""
-        pyarrow()
-        opening = partial(LocalSourceFile, source)
+        def opening(file: SourceFile) -> Any:
+            return RangeFile(source, file, loop=loop)
+
         try:
-            files = [_row_file(file, opening, records) for file in source.files]
-        except OSError as error:
-            raise cannot_open(Path(source.location), error) from error
-        return cls(files, max_tokens, opening)
-
-    @classmethod
-    async def open_over(
-        cls, source: ByteSource, names: Sequence[str], max_tokens: int | None, *, records: bool
-    ) -> Self:
-        """Open these files of a source, as `open`. It closes the source."""
-        threads = SourceThreads()
-        loop = asyncio.get_running_loop()
-        try:
-            pyarrow()
-
-            def opening(file: SourceFile) -> Any:
-                return RangeFile(source, file, loop=loop)
-
-            wanted = set(names)
-            files = [
-                await threads.run(partial(_row_file, file, opening, records))
-                for file in sorted(source.files, key=lambda file: file.name)
-                if file.name in wanted
-            ]
-            return cls(files, max_tokens, opening, source)
-        except BaseException:
-            await source.aclose()
-            raise
+            async with closed_on_failure(source):
+                pyarrow()
+                chosen = sorted((file for file in source.files if file.name in wanted), key=lambda file: file.name)
+                files = [await threads.run(partial(_row_file, file, opening, records)) for file in chosen]
+                return cls(files, max_tokens, opening, source)
         finally:
             threads.close()
 
@@ -203,19 +163,15 @@ class PreprocessedDataProvider:
             raise InternalError("get_samples after aclose")
         check_sample_count(data_ids)
         async with self._reading:  # so that a row group is decoded once, however many calls need it
-            run: Callable[[Callable[[], TokenBatch]], Awaitable[TokenBatch]]
-            run = asyncio.to_thread if self._threads is None else self._threads.run
-            return await run(partial(self._read, self.order.locate(data_ids)))
+            return await self._threads.run(partial(self._read, self.order.locate(data_ids)))
 
     async def aclose(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._decoded.clear()
-        if self._threads is not None:
-            self._threads.close()
-        if self._source is not None:
-            await self._source.aclose()
+        self._threads.close()
+        await self._source.aclose()
 
     def _read(self, extents: Sequence[Extent]) -> TokenBatch:
         parts: dict[str, list[Column]] = {name: [] for name in ([RECORD] if self.is_text else self.columns)}
@@ -284,7 +240,7 @@ def chosen_rows(source: ByteSource, split: str) -> list[str]:
     return names_of_split(names, suffixes, source.location, split)
 
 
-def _row_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile:
+def _row_file(file: SourceFile, opening: Opening, records: bool) -> RowFile:
     if file.name.endswith(PARQUET_SUFFIX) or not file.name.endswith(ROW_SUFFIXES):
         return _parquet_file(file, opening, records)
     with _buffered(opening(file)) as opened:
@@ -298,7 +254,7 @@ def _buffered(opened: Any) -> BinaryIO:
     return cast("BinaryIO", io.BufferedReader(opened, 16 * 1024))
 
 
-def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile:
+def _parquet_file(file: SourceFile, opening: Opening, records: bool) -> RowFile:
     arrow = pyarrow()
     place = file.place
     try:
@@ -306,8 +262,6 @@ def _parquet_file(file: SourceFile, opening: _Opening, records: bool) -> RowFile
             metadata, schema = opened.metadata, opened.schema_arrow
             counts = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except (arrow.ArrowException, ValueError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise cannot_open(Path(place), error) from error
         raise as_ours(error, place, "is not a parquet file") from error
     columns = columns_of(schema, place, records=records)
     for group in range(metadata.num_row_groups):
@@ -324,7 +278,7 @@ def _check_row_group(group: Any, number: int, place: str) -> None:
         raise too_large(place, number, group.total_byte_size)
 
 
-def _decode(file: RowFile, group: int, opening: _Opening) -> dict[str, Column]:
+def _decode(file: RowFile, group: int, opening: Opening) -> dict[str, Column]:
     arrow = pyarrow()
     place = file.source.place
     count = int(file.starts[group + 1] - file.starts[group])

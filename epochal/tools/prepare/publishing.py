@@ -4,16 +4,20 @@ The rules kept here: every step can be repeated after a kill, and the training s
 it is, everything is; a file that a person has edited is left as it is, and said so.
 """
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
+from epochal.data_providers.providers.local_source import LocalSource
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider, chosen_rows
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, manifest_text
 from epochal.runtime.files.durable_files import replace_file, sync_folder
 from epochal.runtime.os_errors import reason_of
@@ -136,9 +140,17 @@ def fingerprint_of(content: Mapping[str, Any], folder: Path) -> str:
         DataError: the files cannot be read, or are damaged.
     """
     if content["chat"]:
-        return PreprocessedDataProvider.open(folder, content["seq_len"]).fingerprint
+        with ThreadPoolExecutor(max_workers=1) as thread:  # an event loop may run in this one
+            return thread.submit(asyncio.run, _fingerprint_of_rows(folder, content["seq_len"])).result()
     spec = DatasetSpec(content["tokenizer"]["token_size"], content["seq_len"], seed_of(content))
     return LocalDataProvider.open(folder / TRAIN, spec).fingerprint
+
+
+async def _fingerprint_of_rows(folder: Path, seq_len: int) -> str:
+    source = LocalSource.open(folder)
+    names = chosen_rows(source, TRAIN)
+    async with aclosing(await PreprocessedDataProvider.open(source, names, seq_len, records=False)) as provider:
+        return provider.fingerprint
 
 
 def publish(

@@ -23,7 +23,6 @@ from epochal.data_providers.protocol import (
 )
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
@@ -35,7 +34,15 @@ from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Urls
 from epochal.state.errors import InternalError
 from epochal.state.intervals import MAX_INDEX, DataIds
-from tests.support.data.data_files import FILE_TOKENS, SEED, SEQUENCE_COUNT, SPEC, expected_tokens, write_dataset
+from tests.support.data.data_files import (
+    FILE_TOKENS,
+    SEED,
+    SEQUENCE_COUNT,
+    SPEC,
+    expected_tokens,
+    open_rows,
+    write_dataset,
+)
 from tests.support.data.data_oracle import slow_order
 from tests.support.heavy import need_module
 from tests.support.servers.data_http import FileServer, http_server
@@ -124,7 +131,7 @@ async def open_preprocessed(_: AsyncExitStack, folder: Path, spec: DatasetSpec) 
 
     rows = np.arange(101 * spec.sequence_length).reshape(101, spec.sequence_length).tolist()
     pyarrow.parquet.write_table(pyarrow.table({"inputs": rows}), folder / "rows.parquet", row_group_size=7)
-    return PreprocessedDataProvider.open(folder / "rows.parquet")
+    return await open_rows(folder / "rows.parquet")
 
 
 @closing

@@ -22,7 +22,7 @@ from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.runtime.permissions import OWNERS
 from epochal.state.errors import InternalError, InvalidInput
 from epochal.state.intervals import DataIds
-from tests.support.data.data_files import open_lines
+from tests.support.data.data_files import open_lines, open_rows
 from tests.support.heavy import need_module
 
 RECORDS = [json.dumps({"text": f"record {number}" * (number % 3)}) for number in range(25)]
@@ -166,7 +166,7 @@ async def test_mix_of_records_and_tokens_does_not_go_together(tmp_path: Path) ->
 
     pyarrow.parquet.write_table(pyarrow.table({"inputs": [[1, 2]]}), tmp_path / "a.parquet")
     lines = await open_lines(write(tmp_path / "a.jsonl", RECORDS))
-    rows = PreprocessedDataProvider.open(tmp_path / "a.parquet")
+    rows = await open_rows(tmp_path / "a.parquet")
     with pytest.raises(CorruptData, match="only some sources of the mix hold JSON records"):
         await WeightedDataProvider([Weighted("a", lines, 1), Weighted("b", rows, 1)]).get_samples(DataIds(0, 9))
     mixed = WeightedDataProvider([Weighted("a", lines, 1), Weighted("b", lines, 1)])

@@ -19,6 +19,7 @@ from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Preprocessed
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
+from tests.support.data.data_files import open_rows
 from tests.support.heavy import need_module
 
 ROWS = [[number, number + 1, *range(number % 4)] for number in range(23)]
@@ -51,7 +52,7 @@ async def test_rows_are_samples_in_the_files_order_pass_after_pass(
     write(tmp_path / "b.parquet", inputs=ROWS[10:])
     write(tmp_path / "a.parquet", inputs=ROWS[:10])
     with caplog.at_level(logging.INFO):
-        provider = PreprocessedDataProvider.open(tmp_path)
+        provider = await open_rows(tmp_path)
     assert [one.__dict__["fingerprint"] for one in caplog.records] == [provider.fingerprint], "the log's is the data's"
     assert provider.sequence_count == 23
     for start, end in [(0, 22), (3, 3), (9, 10), (20, 50), (46, 68)]:
@@ -67,7 +68,7 @@ async def test_labels_positions_and_documents_come_with_their_rows(tmp_path: Pat
         position_ids=[list(range(len(row))) for row in ROWS],
         sequence_lengths=[[2, len(row) - 2] for row in ROWS],
     )
-    provider = PreprocessedDataProvider.open(path)
+    provider = await open_rows(path)
     batch = await provider.get_samples(DataIds(5, 9))
     wanted = ROWS[5:10]
     assert batch.labels is not None
@@ -91,7 +92,7 @@ async def test_every_kind_of_integer_list_is_read(tmp_path: Path, kind: str) -> 
         "uint16": pyarrow.list_(pyarrow.uint16()),
         "int8": pyarrow.list_(pyarrow.int8()),
     }
-    provider = PreprocessedDataProvider.open(write(tmp_path / "a.parquet", inputs=pyarrow.array(rows, types[kind])))
+    provider = await open_rows(write(tmp_path / "a.parquet", inputs=pyarrow.array(rows, types[kind])))
     assert await samples(provider, 0, 1) == rows
 
 
@@ -121,29 +122,29 @@ async def test_every_kind_of_integer_list_is_read(tmp_path: Path, kind: str) -> 
 async def test_folders_are_split_as_datasets_writes_them(tmp_path: Path, names: list[str], taken: int) -> None:
     for name in names:
         write(tmp_path / name, inputs=[[len(name)]])
-    assert PreprocessedDataProvider.open(tmp_path).sequence_count == taken
+    assert (await open_rows(tmp_path)).sequence_count == taken
 
 
-def test_folder_of_several_splits_without_train_asks_which(tmp_path: Path) -> None:
+async def test_folder_of_several_splits_without_train_asks_which(tmp_path: Path) -> None:
     for split in ("dev", "test"):
         write(tmp_path / split / "0.parquet", inputs=[[1]])
     with pytest.raises(InvalidInput, match="dev, test and no split 'train'"):
-        PreprocessedDataProvider.open(tmp_path)
+        await open_rows(tmp_path)
 
 
-def test_folder_of_several_configurations_asks_which(tmp_path: Path) -> None:
+async def test_folder_of_several_configurations_asks_which(tmp_path: Path) -> None:
     for name in ("en/train-00000-of-00001.parquet", "de/train/0.parquet"):
         write(tmp_path / name, inputs=[[1]])
     with pytest.raises(InvalidInput, match="the same split in de, en; name the folder of one"):
-        PreprocessedDataProvider.open(tmp_path)
-    assert PreprocessedDataProvider.open(tmp_path / "de").sequence_count == 1
+        await open_rows(tmp_path)
+    assert (await open_rows(tmp_path / "de")).sequence_count == 1
 
 
 async def test_row_group_that_decodes_to_too_much_is_refused_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "a.parquet", row_group_size=40, inputs=[[7] * 2000] * 40)
-    provider = PreprocessedDataProvider.open(path)
+    provider = await open_rows(path)
     assert path.stat().st_size < 5000
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 300_000)
     with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 300000: write smaller"):
@@ -152,20 +153,22 @@ async def test_row_group_that_decodes_to_too_much_is_refused_in_time(
     assert (await provider.get_samples(DataIds(0, 39))).input_ids.tolist() == [7] * 80_000
 
 
-def test_row_group_of_many_bytes_is_refused_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_row_group_of_many_bytes_is_refused_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 10)
     with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 10: write smaller"):
-        PreprocessedDataProvider.open(write(tmp_path / "a.parquet", inputs=ROWS))
+        await open_rows(write(tmp_path / "a.parquet", inputs=ROWS))
 
 
-def test_column_that_is_there_twice_is_corrupt(tmp_path: Path) -> None:
+async def test_column_that_is_there_twice_is_corrupt(tmp_path: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
     table = pyarrow.Table.from_arrays([pyarrow.array(ROWS)] * 2, names=["inputs", "inputs"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(CorruptData, match="several columns 'inputs'"):
-        PreprocessedDataProvider.open(tmp_path)
+        await open_rows(tmp_path)
 
 
 BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
@@ -186,7 +189,7 @@ BAD_COLUMNS: dict[str, tuple[dict[str, Any], str]] = {
 async def test_columns_that_are_no_samples_are_corrupt(tmp_path: Path, columns: dict[str, Any], message: str) -> None:
     path = write(tmp_path / "a.parquet", **columns)
     with pytest.raises(CorruptData, match=message):
-        await PreprocessedDataProvider.open(path).get_samples(DataIds(0, 0))
+        await (await open_rows(path)).get_samples(DataIds(0, 0))
 
 
 async def test_sample_longer_than_the_runs_is_corrupt(tmp_path: Path) -> None:
@@ -199,23 +202,23 @@ async def test_sample_longer_than_the_runs_is_corrupt(tmp_path: Path) -> None:
         await provider.get_samples(DataIds(1, 1))
 
 
-def test_files_of_different_columns_do_not_go_together(tmp_path: Path) -> None:
+async def test_files_of_different_columns_do_not_go_together(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", inputs=[[1]])
     write(tmp_path / "b.parquet", inputs=[[1]], labels=[[1]])
     with pytest.raises(CorruptData, match="has columns"):
-        PreprocessedDataProvider.open(tmp_path)
+        await open_rows(tmp_path)
 
 
-def test_empty_folder_and_missing_path_are_said(tmp_path: Path) -> None:
+async def test_empty_folder_and_missing_path_are_said(tmp_path: Path) -> None:
     with pytest.raises(CorruptData, match="holds no parquet files"):
-        PreprocessedDataProvider.open(tmp_path)
+        await open_rows(tmp_path)
     with pytest.raises(Rejected, match=r"absent\.parquet cannot be read: No such file or directory; check the path"):
-        PreprocessedDataProvider.open(tmp_path / "absent.parquet")
+        await open_rows(tmp_path / "absent.parquet")
 
 
 async def test_file_that_changed_is_corrupt_and_one_that_vanished_unavailable(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", inputs=ROWS)
-    provider = PreprocessedDataProvider.open(path)
+    provider = await open_rows(path)
     path.write_bytes(path.read_bytes() + b"x")
     with pytest.raises(CorruptData, match="changed"):
         await provider.get_samples(DataIds(0, 0))
@@ -227,7 +230,7 @@ async def test_file_that_changed_is_corrupt_and_one_that_vanished_unavailable(tm
 async def test_request_of_too_much_is_rejected_and_decoded_groups_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    provider = PreprocessedDataProvider.open(write(tmp_path / "a.parquet", inputs=[[1] * 100] * 40))
+    provider = await open_rows(write(tmp_path / "a.parquet", inputs=[[1] * 100] * 40))
     monkeypatch.setattr(preprocessed, "MAX_DECODED_BYTES", 5000)
     for number in range(40):
         await provider.get_samples(DataIds(number, number))
@@ -242,14 +245,14 @@ async def test_request_of_too_much_is_rejected_and_decoded_groups_are_bounded(
     changes=st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 255)), min_size=1, max_size=5),
     cut=st.none() | st.integers(0, 600),
 )
-def test_damaged_file_is_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]], cut: int | None) -> None:
+async def test_damaged_file_is_read_or_refused(tmp_path: Path, changes: list[tuple[int, int]], cut: int | None) -> None:
     path = tmp_path / "a.parquet"
     data = bytearray(write(path, inputs=ROWS, labels=ROWS).read_bytes())
     for at, value in changes:
         data[at % len(data)] = value
     path.write_bytes(data[:cut])
     try:
-        provider = PreprocessedDataProvider.open(path)
-        provider._read(provider.order.locate(DataIds(0, provider.sequence_count - 1)))
+        provider = await open_rows(path)
+        await provider.get_samples(DataIds(0, provider.sequence_count - 1))
     except DataError:
         return

@@ -18,10 +18,9 @@ from epochal.data_providers.formats import json_lines as lines_module
 from epochal.data_providers.formats import tar as tar_module
 from epochal.data_providers.formats.tar import samples_of_tar
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.open_data import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_files, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.local_source import LocalSource
-from epochal.data_providers.providers.open_files import open_samples
 from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.derived_files import DataSpool
@@ -91,7 +90,10 @@ async def test_lines_are_read_alike_on_a_disk_over_http_and_in_a_bucket(
     spec = DatasetSpec(2, 16, bytes(32))
     async with http_server(FileServer(folder)) as url:
         urls = Urls(tuple(f"{url}/{name}.jsonl{suffix}" for name in "ab"))
-        for provider in [await open_location(urls, spec, OPTIONS), await open_samples(bucket, spec, DataSpool)]:
+        for provider in [
+            await open_location(urls, spec, OPTIONS),
+            await open_files(bucket, spec, OPTIONS, listed=True),
+        ]:
             assert provider.fingerprint == local.fingerprint
             assert await records(provider, 0, 130) == wanted
             await provider.aclose()
@@ -154,9 +156,7 @@ async def test_compressed_file_that_changes_is_corrupt(tmp_path: Path) -> None:
 
 
 async def open_samples_at(path: Path, spool: Callable[[], DataSpool]) -> RecordsDataProvider:
-    provider = await open_samples(LocalSource.open(path), DatasetSpec(2, 1), spool, listed=False)
-    assert isinstance(provider, RecordsDataProvider)
-    return provider
+    return await RecordsDataProvider.open(LocalSource.open(path), [path.name], None, spool())
 
 
 async def test_line_without_an_end_is_refused_before_it_is_read_whole(

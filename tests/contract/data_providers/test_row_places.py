@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from epochal.data_providers.formats import columns
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.open_data import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_files, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
-from epochal.data_providers.providers.open_files import open_rows
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Preprocessed, Urls
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
+from tests.support.data.data_files import open_rows
 from tests.support.heavy import need_module
 from tests.support.servers.data_http import FileServer, http_server
 
@@ -106,7 +106,7 @@ async def test_rows_are_read_alike_on_a_disk_over_http_and_in_a_bucket(
         places = [parse_location(f"{url}/{name}"), Preprocessed(f"{url}/{name}"), Urls((f"{url}/{name}?x=1",))]
         providers = [await open_location(place, SPEC, PLAIN) for place in places]
         bucket = await ObjectStoreSource.over(LocalStore(tmp_path), "file://", "data")
-        providers.append(await open_rows(bucket, 16, records=False))
+        providers.append(await open_files(bucket, SPEC, PLAIN, listed=True))
         for provider in providers:
             assert isinstance(provider, PreprocessedDataProvider)
             assert provider.fingerprint == local.fingerprint
@@ -172,9 +172,9 @@ def test_places_of_rows_are_checked() -> None:
 # Arrow files that are wrong
 
 
-def opened(path: Path, data: bytes) -> PreprocessedDataProvider:
+def written(path: Path, data: bytes) -> Path:
     path.write_bytes(data)
-    return PreprocessedDataProvider.open(path, records=True)
+    return path
 
 
 async def test_arrow_batch_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,10 +182,10 @@ async def test_arrow_batch_that_unpacks_to_too_much_is_refused(tmp_path: Path, m
     assert len(data) < 50_000
     monkeypatch.setattr(columns, "MAX_ROW_GROUP_BYTES", 500_000)
     with pytest.raises(CorruptData, match=r"row group 0 has \d+ bytes or more; at most 500000"):
-        await opened(tmp_path / "a.arrow", data).get_samples(DataIds(0, 0))
+        await (await open_rows(written(tmp_path / "a.arrow", data), packs=True)).get_samples(DataIds(0, 0))
 
 
-def test_arrow_file_is_refused_with_its_reason(tmp_path: Path) -> None:
+async def test_arrow_file_is_refused_with_its_reason(tmp_path: Path) -> None:
     need_module("pyarrow")
     import pyarrow
 
@@ -206,7 +206,7 @@ def test_arrow_file_is_refused_with_its_reason(tmp_path: Path) -> None:
         ),
     ]:
         with pytest.raises(CorruptData, match=message):
-            opened(path, data)
+            await open_rows(written(path, data), packs=True)
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -223,7 +223,7 @@ async def test_damaged_arrow_file_is_read_or_refused(
     for at, value in changes:
         data[at % len(data)] = value
     try:
-        provider = opened(tmp_path / f"a{suffix}", bytes(data[:cut]))
+        provider = await open_rows(written(tmp_path / f"a{suffix}", bytes(data[:cut])), packs=True)
         await provider.get_samples(DataIds(0, provider.sequence_count - 1))
     except DataError:
         return

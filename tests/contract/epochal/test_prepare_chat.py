@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from epochal.tools.prepare.pipeline import PrepareProgress, prepare
 from epochal.tools.prepare.prepare_options import PrepareOptions
+from tests.support.data.data_files import open_rows
 from tests.support.data.prepared import everything_in
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
@@ -63,7 +63,7 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def samples_in(folder: Path, split: str) -> list[tuple[bytes, bytes]]:
     """Return each conversation's text, and the part of it that is learnt, in the order of the rows."""
-    provider = PreprocessedDataProvider.open(folder, 128, split)
+    provider = await open_rows(folder, 128, split)
     rows = await provider.get_samples(DataIds(0, provider.sequence_count - 1))
     assert rows.labels is not None
     assert rows.sequence_lengths is not None
@@ -220,7 +220,7 @@ async def test_tokenizer_brings_its_template_and_its_special_tokens(tmp_path: Pa
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     source = write_talks(tmp_path / "talks.jsonl", [{"prompt": "a", "completion": "b"}])
     found = prepare([source], folder, tmp_path / "own", PrepareOptions(chat=True, seq_len=128, workers=1))
-    provider = PreprocessedDataProvider.open(tmp_path / "own", 128)
+    provider = await open_rows(tmp_path / "own", 128)
     row = await provider.get_samples(DataIds(0, 0))
     start, end = tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("</s>")
     letters = [tokenizer.token_to_id(letter) for letter in "ab"]

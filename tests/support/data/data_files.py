@@ -4,12 +4,13 @@ from pathlib import Path
 
 import numpy as np
 
+from epochal.data_providers.open_data import OpenOptions, open_files
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.local_source import LocalSource
-from epochal.data_providers.providers.open_files import open_samples
+from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.record_files import RecordsDataProvider
-from epochal.data_providers.sources.derived_files import DataSpool
+from epochal.runtime.permissions import OWNERS
 from epochal.state.intervals import DataIds
 
 SEED = bytes(range(32))
@@ -56,10 +57,23 @@ def expected_tokens(spec: DatasetSpec, samples: list[tuple[int, int]]) -> list[i
 
 async def open_lines(path: Path, seed: bytes | None = None, split: str = "train") -> RecordsDataProvider:
     """The records of a file or a folder on this machine."""
-    spec = DatasetSpec(2, 1, seed)
-    source = LocalSource.open(path)
-    provider = await open_samples(
-        source, spec, DataSpool, split, listed=[path.name] != [file.name for file in source.files]
-    )
+    options = OpenOptions("run", None, OWNERS, packs=True, split=split)
+    provider = await _opened(path, DatasetSpec(2, 1, seed), options)
     assert isinstance(provider, RecordsDataProvider)
     return provider
+
+
+async def open_rows(
+    path: Path, max_tokens: int | None = None, split: str = "train", *, packs: bool = False
+) -> PreprocessedDataProvider:
+    """The rows of a file or a folder on this machine."""
+    options = OpenOptions("run", None, OWNERS, packs=packs, split=split)
+    provider = await _opened(path, DatasetSpec(2, max_tokens or 1_000_000), options, are_rows=True)
+    assert isinstance(provider, PreprocessedDataProvider)
+    return provider
+
+
+async def _opened(path: Path, spec: DatasetSpec, options: OpenOptions, *, are_rows: bool = False) -> DataProvider:
+    source = LocalSource.open(path)
+    is_folder = [file.name for file in source.files] != [path.name]
+    return await open_files(source, spec, options, listed=is_folder, are_rows=are_rows)
