@@ -151,11 +151,6 @@ class Call:
         if not self.done.done():
             self.done.set_exception(error)
 
-    def time_out(self) -> None:
-        """End the call with a `TimeoutError`."""
-        if not self.done.done():
-            self.done.set_exception(TimeoutError())
-
     def _end_if_over(self) -> None:
         if len(self.errors) == len(self.missing) and not self.done.done():
             if self.errors:

@@ -19,6 +19,7 @@ import numpy as np
 from epochal.data_providers.description import describe_spec
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
 from epochal.data_providers.tcp.client_connection import (
+    Call,
     ClientConnection,
     DataServerAccess,
     DataServerAddress,
@@ -160,15 +161,14 @@ class TcpDataProvider:
             missing.append(WantedPiece(part, view[:size_bytes]))
             view = view[size_bytes:]
         failed: dict[DataServerAddress, DataError] = {}
-        due_s = asyncio.get_running_loop().time() + ANSWER_TIMEOUT_S
         try:
-            while missing:
-                missing = await self._ask(missing, failed, due_s)
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while missing:
+                    server, connection = await self._connected(failed)
+                    missing = await self._answered(server, connection, missing, failed)
         except TimeoutError as error:
             late = SourceUnavailable(f"{self._current.address} does not answer in {ANSWER_TIMEOUT_S} s")
-            if self._current.connection is not None:
-                self._current.connection.drop(late)
-            self._current.failed(late, asyncio.get_running_loop().time())
+            self._give_up(self._current, late)
             raise late from error
         return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
 
@@ -177,36 +177,23 @@ class TcpDataProvider:
         async with self._connecting:
             _drop_all(self._servers)
 
-    async def _ask(
-        self, missing: list[WantedPiece], failed: dict[DataServerAddress, DataError], due_s: float
-    ) -> list[WantedPiece]:
-        """Ask one server that has not failed for the pieces, and return those that it did not deliver.
-
-        Raises:
-            TimeoutError: it is `due_s`, by the event loop's clock.
-            DataError: all servers have failed, or one says what every other would say.
-        """
-        try:
-            server, connection = self._ready(failed) or await self._connected(failed, due_s)
-        except _NoServer:
-            raise _first_failure(failed) from None
-        return await self._answered(server, connection, missing, failed, due_s)
-
     async def _answered(
         self,
         server: _Server,
         connection: ClientConnection,
         missing: list[WantedPiece],
         failed: dict[DataServerAddress, DataError],
-        due_s: float,
     ) -> list[WantedPiece]:
-        """Ask this server for the pieces, and return those that it did not deliver. Raise as `_ask`."""
+        """Ask this server for the pieces, and return those that it did not deliver.
+
+        Raises:
+            DataError: it says what every other server would say.
+        """
         arrived_before_bytes = connection.arrived_bytes
         call = connection.ask(missing, self._access.document_version())
-        is_last = len(failed) + 1 >= len(self._servers)
-        watching = None if is_last else _Silence(connection, server.address)
-        late = asyncio.get_running_loop().call_at(due_s, call.time_out)
         try:
+            if len(failed) + 1 < len(self._servers):
+                await _until_silent(call, connection, server.address)
             await call.done
             server.answered()
         except (SourceUnavailable, CorruptData) as error:
@@ -214,32 +201,31 @@ class TcpDataProvider:
         except asyncio.CancelledError:
             if connection.arrived_bytes == arrived_before_bytes:
                 # The caller may have cancelled because the connection is dead: the next call needs a new one.
-                silent = SourceUnavailable(f"{server.address} was silent until a call was cancelled")
-                connection.drop(silent)
-                server.failed(silent, asyncio.get_running_loop().time())
+                self._give_up(server, SourceUnavailable(f"{server.address} was silent until a call was cancelled"))
             raise
-        finally:
-            late.cancel()
-            if watching is not None:
-                watching.end()
         return list(call.missing.values())
 
-    def _ready(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection] | None:
-        """Return the connection that was used last, if it can be used at once."""
-        if not failed and not self._closed and self._current.connection is not None and self._current.is_connected:
-            return self._current, self._current.connection
-        return None
+    def _give_up(self, server: _Server, error: DataError) -> None:
+        """Drop a server's connection, and avoid the server for a while."""
+        if server.connection is not None:
+            server.connection.drop(error)
+        server.failed(error, asyncio.get_running_loop().time())
 
-    async def _connected(
-        self, failed: dict[DataServerAddress, DataError], due_s: float
-    ) -> tuple[_Server, ClientConnection]:
-        """Return a connection to a server that is not among those that failed; raise `_NoServer` if none is left."""
-        async with asyncio.timeout_at(due_s), self._connecting:
+    async def _connected(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection]:
+        """Return a connection to a server that is not among those that failed.
+
+        Raises:
+            DataError: all servers have failed.
+        """
+        current = self._current
+        if not failed and not self._closed and current.connection is not None and current.is_connected:
+            return current, current.connection
+        async with self._connecting:
             if self._closed:
                 raise InternalError("get_samples after aclose")
             while True:
                 server = self._next(failed)
-                if server.connection is not None and server.connection.lost is None:
+                if server.connection is not None and server.is_connected:
                     self._current = server
                     return server, server.connection
                 try:
@@ -248,11 +234,15 @@ class TcpDataProvider:
                     self._note_failure(server, error, failed)
 
     def _next(self, failed: dict[DataServerAddress, DataError]) -> _Server:
-        """Return the server to ask: the current one, else the first that is not avoided, else the soonest."""
+        """Return the server to ask: the current one, else the first that is not avoided, else the soonest.
+
+        Raises:
+            DataError: all have failed.
+        """
         now_s = asyncio.get_running_loop().time()
         left = [server for server in self._servers if server.address not in failed]
         if not left:
-            raise _NoServer
+            raise _first_failure(failed)
         at = self._servers.index(self._current)
         order = {server: (number - at) % len(self._servers) for number, server in enumerate(self._servers)}
         return min(left, key=lambda server: (max(server.avoided_until_s - now_s, 0.0), order[server]))
@@ -281,33 +271,15 @@ class TcpDataProvider:
             _log.warning("data_server_failed", extra={"server": str(server.address), "reason": error.message})
 
 
-class _NoServer(Exception):
-    """Every server has failed in this call."""
-
-
-class _Silence:
-    """Drops a connection that has delivered too little in `SILENCE_TIMEOUT_S`, so that another server is asked."""
-
-    def __init__(self, connection: ClientConnection, address: DataServerAddress) -> None:
-        self._connection = connection
-        self._address = address
-        self._begin()
-
-    def end(self) -> None:
-        """Watch no longer."""
-        self._timer.cancel()
-
-    def _begin(self) -> None:
-        self._arrived_bytes = self._connection.arrived_bytes
-        self._timer = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT_S, self._look)
-
-    def _look(self) -> None:
-        arrived_bytes = self._connection.arrived_bytes - self._arrived_bytes
-        if arrived_bytes < LEAST_BYTES:
-            slow = f"{self._address} sent {arrived_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
-            self._connection.drop(SourceUnavailable(slow))
-        else:
-            self._begin()
+async def _until_silent(call: Call, connection: ClientConnection, address: DataServerAddress) -> None:
+    """Return when a call has ended, or its connection was dropped: it delivered too little in `SILENCE_TIMEOUT_S`."""
+    while not call.done.done():
+        before_bytes = connection.arrived_bytes
+        await asyncio.wait([call.done], timeout=SILENCE_TIMEOUT_S)
+        arrived_bytes = connection.arrived_bytes - before_bytes
+        if not call.done.done() and arrived_bytes < LEAST_BYTES:
+            slow = f"{address} sent {arrived_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
+            connection.drop(SourceUnavailable(slow))
 
 
 async def _connect_all(servers: Sequence[_Server], access: DataServerAccess) -> dict[DataServerAddress, DataError]:

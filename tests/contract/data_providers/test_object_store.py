@@ -13,7 +13,6 @@ import pytest
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected
-from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources import object_store
 from epochal.data_providers.sources.manifest import MIN_BLOCK_BYTES
@@ -59,15 +58,6 @@ async def test_bucket_with_a_manifest_holds_no_token_file_that_it_does_not_list(
     await upload(bucket, folder, "data")
     with pytest.raises(CorruptData, match=r"the manifest does not list a\.bin"):
         await opened(s3_url, "data")
-
-
-async def test_hidden_objects_are_no_data(bucket: Any, s3_url: str, tmp_path: Path) -> None:
-    folder = write_dataset(tmp_path / "data")
-    plain = LocalDataProvider.open(folder, SPEC)
-    (folder / "._a.bin").write_bytes(b"xxx")
-    await upload(bucket, folder, "data")
-    await assert_serves_the_files(plain, folder)
-    await assert_serves_the_files(await opened(s3_url, "data"), folder)
 
 
 async def test_object_that_changes_is_corrupt_and_one_that_vanishes_rejected(

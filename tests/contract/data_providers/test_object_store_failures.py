@@ -16,7 +16,7 @@ from epochal.runtime import buckets
 from epochal.runtime.buckets import MAX_RETRIES
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import S3, Azure
-from epochal.state.errors import DataError, InvalidInput
+from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
@@ -173,12 +173,6 @@ async def test_interrupted_body_is_continued_where_it_ended() -> None:
     async with s3_source(answer) as source:
         assert await read(source, "a.bin", 10, 110) == TOKENS.tobytes()[10:110]
     assert asked == [(10, 109), (50, 109)]
-
-
-async def test_folder_that_no_store_has_is_bad_input() -> None:
-    location = S3(bucket_name="b", filter_directory="a//b/../c", endpoint="http://127.0.0.1:1")
-    with pytest.raises(InvalidInput, match="s3://"):
-        await open_location(location, DatasetSpec(2, 16), OpenOptions("run", lambda: "", OWNERS))
 
 
 async def test_bucket_of_another_region_is_rejected_without_a_retry() -> None:

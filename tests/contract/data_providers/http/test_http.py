@@ -12,7 +12,6 @@ import epochal.data_providers.sources.http.requester
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import read
 from epochal.data_providers.sources.http.range_answers import MAX_WHOLE_FILE_BYTES
-from epochal.data_providers.sources.http.requester import ANSWER_TIMEOUT_S
 from epochal.data_providers.sources.http.source import MAX_CONNECTIONS, RETRY, HttpOptions, HttpSource
 from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
@@ -76,16 +75,6 @@ async def test_http_fault_is_its_own_error_and_leaves_the_provider_usable(
         assert type(raised.value) is error
         answer.fault = None
         assert (await provider.get_samples(DataIds(0, 0))).input_ids.tolist() == TOKENS[:64].tolist()
-
-
-async def test_http_503_says_when_to_try_again(folder: Path) -> None:
-    answer = Faulty(folder)
-    async with opened(answer) as provider:
-        answer.fault = FAULTS["503"][0]
-        with pytest.raises(SourceUnavailable) as raised:
-            await provider.get_samples(DataIds(0, 0))
-    assert raised.value.retry
-    assert raised.value.context["retry_after_s"] == 7.0
 
 
 async def test_http_hanging_server_is_unavailable_in_bounded_time(
@@ -171,23 +160,6 @@ async def test_http_shuffled_requests_take_few_ranges(tmp_path: Path) -> None:
     assert len(files.requests) <= 17
 
 
-async def test_http_answer_that_fails_ends_the_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.data_providers.providers.ranged.MAX_RANGE_BYTES", 128)
-    monkeypatch.setattr("epochal.data_providers.providers.ranged.MAX_GAP_BYTES", -1)
-    calm = FileServer(folder)
-
-    async def answer(request: HttpRequest) -> HttpReply:
-        if request.byte_range() == (0, 0):
-            return await calm(request)
-        if request.byte_range() == (0, 127):
-            return HttpReply(403)
-        return HttpReply(206, announced_bytes=128, hangs=True)
-
-    async with opened(answer) as provider, asyncio.timeout(ANSWER_TIMEOUT_S / 2):
-        with pytest.raises(Rejected):
-            await provider.get_samples(DataIds(0, 4))
-
-
 def broken_after(count: int) -> Callable[[HttpReply], HttpReply]:
     """Answers that break off after so many bytes."""
     return lambda reply: replace(reply, body=reply.body[:count], announced_bytes=len(reply.body))
@@ -216,23 +188,6 @@ async def test_http_broken_body_is_continued_where_it_broke(folder: Path) -> Non
     begin, last = 3 * 128, 5 * 128 - 1
     ranges = [request.byte_range() for request in answer.files.requests]
     assert ranges == [(begin + 50 * number, last) for number in range(6)]
-
-
-async def test_http_source_that_fails_in_passing_is_asked_again_within_the_bound(folder: Path) -> None:
-    answer, left = Faulty(folder), 3
-
-    def fail_three_times(reply: HttpReply) -> HttpReply:
-        nonlocal left
-        left -= 1
-        return HttpReply(500) if left >= 0 else reply
-
-    async with opened(answer, options=FOUR_TRIES) as provider:
-        answer.fault = fail_three_times
-        assert (await provider.get_samples(DataIds(0, 0))).sample_count == 1
-        left = 4
-        with pytest.raises(SourceUnavailable, match="500"):
-            await provider.get_samples(DataIds(0, 0))
-        assert left == 0, "asked four times and no more"
 
 
 async def test_http_file_that_changes_between_two_parts_of_a_body_is_corrupt(folder: Path) -> None:

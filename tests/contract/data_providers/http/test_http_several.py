@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import epochal.data_providers.sources.http.requester
-from epochal.data_providers.protocol import CorruptData, SourceUnavailable
+from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.sources.byte_source import Wanted
 from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multi_ranges import MAX_FAILURES, MAX_PARTS, MAX_SEVERAL_BYTES, plan_groups
@@ -28,8 +27,6 @@ from tests.support.servers.data_http import (
 from tests.support.servers.nginx import nginx
 
 DATA = np.random.default_rng(0).integers(0, 256, 400_000, dtype=np.uint8).tobytes()
-SILENCE_S = 1.0
-"""Silence after which a server is given up, where a test waits for that; the first request is answered by then."""
 PLACES = [(5, 105), (20_000, 20_001), (50_000, 150_000), (200_000, 200_128), (399_000, 400_000)]
 
 
@@ -194,16 +191,6 @@ async def test_several_ranges_wait_as_the_server_asks(folder: Path) -> None:
     assert waited == [7.0]
 
 
-async def test_several_ranges_from_a_silent_server_end_in_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Several(folder, lambda request, reply: replace(reply, body=b"", announced_bytes=102_000, hangs=True))
-    monkeypatch.setattr(epochal.data_providers.sources.http.requester, "SILENCE_TIMEOUT_S", SILENCE_S)
-    async with http_server(server) as url:
-        source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
-        with pytest.raises(SourceUnavailable, match="in time"):
-            await read_places(source)
-        await source.aclose()
-
-
 def test_groups_of_ranges_are_bounded_and_never_touch() -> None:
     def ranges(*places: tuple[int, int]) -> list[Filling]:
         return [Filling(start, memoryview(bytearray(stop - start))) for start, stop in places]
@@ -215,20 +202,3 @@ def test_groups_of_ranges_are_bounded_and_never_touch() -> None:
     large = plan_groups(ranges(*[(number * 2**20, number * 2**20 + 2**19) for number in range(9)]))
     assert [len(group) for group in large] == [4, 4, 1]
     assert all(sum(target.missing for target in group) <= MAX_SEVERAL_BYTES for group in large)
-
-
-async def test_several_ranges_that_break_off_now_and_then_are_still_asked_for(folder: Path) -> None:
-    server = Several(folder, lambda request, reply: reply)
-
-    def breaks_off_every_other_time(request: HttpRequest, reply: HttpReply) -> HttpReply:
-        if server.several % 2:
-            return replace(reply, body=reply.body[:1000], announced_bytes=len(reply.body))
-        return reply
-
-    server._answer = breaks_off_every_other_time
-    async with http_server(server) as url:
-        source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
-        for _ in range(2 * MAX_FAILURES + 1):
-            await read_places(source)
-        await source.aclose()
-    assert server.several == 2 * MAX_FAILURES + 1

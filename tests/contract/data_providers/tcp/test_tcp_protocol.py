@@ -16,7 +16,6 @@ from epochal.data_providers.tcp.data_client import ANSWER_TIMEOUT_S, TcpDataProv
 from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
-    OF_A_REQUEST,
     DataFailure,
     FrameKind,
     Goodbye,
@@ -28,7 +27,6 @@ from epochal.data_providers.tcp.frames import (
     welcome_of,
 )
 from epochal.data_providers.tcp.server_limits import ServerLimits
-from epochal.state.errors import InvalidDocument
 from epochal.state.intervals import DataIds
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from tests.support.bounds import BOUND_S
@@ -205,12 +203,3 @@ async def test_tcp_servers_that_all_refuse_are_named_each_with_its_reason() -> N
             await TcpDataProvider.open([first, second], lambda: "good", spread=0.0)
     for named in (f"{first} says: no room", f"{second} says: not yet"):
         assert named in raised.value.message
-
-
-def test_frame_header_of_every_byte_string_is_read_or_refused() -> None:
-    assert parse_header(frame_header(FrameKind.GET, 2**32 - 1, 24)) == (FrameKind.GET, 2**32 - 1, 24)
-    for kind, most in MAX_PAYLOAD_BYTES.items():
-        number = 1 if kind in OF_A_REQUEST else 0
-        assert parse_header(frame_header(kind, number, most)).length == most
-        with pytest.raises(InvalidDocument):
-            parse_header(frame_header(kind, number, most + 1))

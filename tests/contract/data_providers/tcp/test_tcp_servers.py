@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import epochal.data_providers.tcp.data_client
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
-from epochal.data_providers.tcp.data_client import LEAST_BYTES, TcpDataProvider, _Silence
+from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     FrameKind,
@@ -24,14 +24,13 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from epochal.data_providers.tcp.server import DataServer, RequestEnded
+from epochal.data_providers.tcp.server import DataServer
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_files import SPEC, write_dataset
 from tests.support.servers.data_server import HOST, HalfGate, serving
 
 WANTED = DataIds(3, 12)
-HALTING = DatasetSpec(2, 2 * LEAST_BYTES)
 FIRST = 0.0
 """The server that is named first is asked first."""
 
@@ -95,12 +94,7 @@ async def served_badly(bad: BadServer) -> AsyncIterator[DataServerAddress]:
 def counted(server: DataServer) -> list[int]:
     """Return a list that gets the number of samples of each answer of the server."""
     answers: list[int] = []
-
-    def count(event: object) -> None:
-        if isinstance(event, RequestEnded):
-            answers.append(event.sample_count)
-
-    server.watch(count)
+    server.watch(lambda ended: answers.append(ended.sample_count))
     return answers
 
 
@@ -138,74 +132,6 @@ async def test_silent_server_is_left_for_another(
         async with asyncio.timeout(BOUND_S):
             assert np.array_equal((await client.get_samples(WANTED)).input_ids, expected)
         await client.aclose()
-
-
-class HaltingServer:
-    """A server of one sample, of which it writes `step_bytes` each time that it is told to go on."""
-
-    def __init__(self, step_bytes: int = LEAST_BYTES) -> None:
-        self.steps = asyncio.Semaphore(0)
-        self._step_bytes = step_bytes
-
-    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(parse_header(await reader.readexactly(HEADER_BYTES)).length)
-        writer.write(json_frame(FrameKind.WELCOME, 0, welcome_of(HALTING, "0" * 64, 1)))
-        header = parse_header(await reader.readexactly(HEADER_BYTES))
-        writer.write(frame_header(FrameKind.SAMPLES, header.request, HALTING.sequence_bytes))
-        for _ in range(HALTING.sequence_bytes // self._step_bytes):
-            await self.steps.acquire()
-            writer.write(bytes(self._step_bytes))
-        await writer.drain()
-        writer.close()
-
-
-async def test_server_that_sends_a_byte_at_a_time_is_silent() -> None:
-    halting = HaltingServer(step_bytes=1)
-    server = await asyncio.start_server(halting.converse, HOST, 0)
-    address = DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
-    client = await TcpDataProvider.open(address, lambda: "good")
-    connection = client._connection
-    async with asyncio.timeout(BOUND_S):
-        before = connection.arrived_bytes
-        asking = asyncio.create_task(client.get_samples(DataIds(0, 0)))
-        while connection.arrived_bytes < before + HEADER_BYTES:  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0)
-        watching = _Silence(connection, address)
-        enough = connection.arrived_bytes + 3
-        for _ in range(3):
-            halting.steps.release()
-        while connection.arrived_bytes < enough:  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0)
-        watching._look()
-        assert isinstance(connection.lost, SourceUnavailable)
-        assert "sent 3 bytes" in connection.lost.message
-        asking.cancel()
-        await asyncio.wait([asking])
-    await client.aclose()
-    server.close()
-
-
-async def test_server_is_not_silent_while_the_system_keeps_what_it_sends() -> None:
-    halting = HaltingServer()
-    server = await asyncio.start_server(halting.converse, HOST, 0)
-    address = DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run")
-    client = await TcpDataProvider.open(address, lambda: "good")
-    connection = client._connection
-    async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as group:
-        asking = group.create_task(client.get_samples(DataIds(0, 0)))
-        watching = _Silence(connection, address)
-        halting.steps.release()
-        enough = connection.arrived_bytes + LEAST_BYTES
-        while connection.arrived_bytes < enough:  # noqa: ASYNC110 - it has no event
-            await asyncio.sleep(0)
-        watching._look()
-        assert connection.lost is None
-        watching.end()
-        for _ in range(HALTING.sequence_bytes // LEAST_BYTES - 1):
-            halting.steps.release()
-        assert (await asking).sample_count == 1
-    await client.aclose()
-    server.close()
 
 
 async def test_server_that_closes_hands_its_clients_to_another(source: LocalDataProvider) -> None:
@@ -339,13 +265,3 @@ async def test_refusal_of_data_is_not_asked_of_another_server(source: LocalDataP
             await client.get_samples(DataIds(50, 50))
         assert not answers
         await client.aclose()
-
-
-async def test_clients_share_the_servers_at_random(source: LocalDataProvider) -> None:
-    async with serving(source) as (_, first), serving(source) as (_, second):
-        seen = set()
-        for spread in (0.0, 0.49, 0.5, 0.99):
-            client = await TcpDataProvider.open((first, second), lambda: "good", spread=spread)
-            seen.add((spread, client._current.address == first))
-            await client.aclose()
-        assert seen == {(0.0, True), (0.49, True), (0.5, False), (0.99, False)}
