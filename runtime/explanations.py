@@ -14,8 +14,6 @@ from types import MappingProxyType
 
 from epochal.state.errors import EpochalError, InvalidInput, Refused
 
-HELP_PATH = "/help/"
-"""Path below which each service shows the explanation of a kind."""
 GROUPS = MappingProxyType(
     {
         "refusals": "Refusals",
@@ -61,11 +59,6 @@ class Explanation:
     def summary(self) -> str:
         """The first sentence of why it happens."""
         return re.split(r"(?<=\.) ", self.means, maxsplit=1)[0]
-
-    @property
-    def words(self) -> str:
-        """The kind as words."""
-        return self.kind.replace("-", " ")
 
 
 @cache

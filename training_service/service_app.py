@@ -7,7 +7,6 @@ from starlette.responses import PlainTextResponse, Response
 
 from epochal.runtime.clock import Clock
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
-from epochal.runtime.http.help_pages import help_routes
 from epochal.runtime.http.openapi import DescribedApp
 from epochal.runtime.http.route_errors import answer_errors
 from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
@@ -39,7 +38,7 @@ def create_app(
     app = DescribedApp(title="Epochal training service", description=SUMMARY)
     app.add_middleware(CheckedHosts, allowed=hosts)
     app.add_middleware(MeasuredRequests, metrics=metrics.http)
-    app.router.routes += [metrics_route(metrics.registry), *help_routes()]
+    app.router.routes += [metrics_route(metrics.registry)]
     answer_errors(app)
     app.add_api_route("/healthz", _healthz, methods=["GET"])
     app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)

@@ -28,7 +28,6 @@ from epochal.coordinator.insight.member_views import MemberViews
 from epochal.coordinator.insight.viewers import Viewers
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.allowed_hosts import ANY_HOST, CheckedHosts
-from epochal.runtime.http.help_pages import help_routes
 from epochal.runtime.http.openapi import DescribedApp
 from epochal.runtime.http.route_errors import answer_errors
 from epochal.runtime.metrics.metrics_registry import MeasuredRequests, metrics_route, new_registry
@@ -105,5 +104,5 @@ def create_app(
         health_routes(handlers, metrics.http.notes),
     ):
         app.router.routes += router.routes  # `include_router` would put each together once more, at the first request
-    app.router.routes += [metrics_route(metrics.registry), *dashboard_routes(), *help_routes()]
+    app.router.routes += [metrics_route(metrics.registry), *dashboard_routes()]
     return app

@@ -42,7 +42,7 @@ _OF_ANOTHER_NAME = (62, 64)
 """OpenSSL's codes of a certificate for another host, and for another IP address."""
 _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST"})
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
-_PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "help", "kind", "message", "self"})
+_PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "kind", "message", "self"})
 """Members of a problem that are not context, or have the name of a parameter of `Refused`."""
 
 

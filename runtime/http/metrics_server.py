@@ -8,7 +8,6 @@ from starlette.applications import Starlette
 
 from epochal.runtime.connections.shedding import LOOPBACK, ConnectionLimits, ServerConnections
 from epochal.runtime.http.allowed_hosts import CheckedHosts, allowed_hosts
-from epochal.runtime.http.help_pages import help_routes
 from epochal.runtime.http.http_server import Endpoint, serving_app
 from epochal.runtime.metrics.metrics_registry import MetricsEndpoint, metrics_route
 
@@ -28,7 +27,7 @@ async def serving_metrics(registry: CollectorRegistry, port: int, host: str = LO
     Raises:
         InvalidInput: it cannot listen there.
     """
-    app = Starlette(routes=[metrics_route(registry), *help_routes()])
+    app = Starlette(routes=[metrics_route(registry)])
     app.add_middleware(CheckedHosts, allowed=allowed_hosts(host, ()))
     async with serving_app(Endpoint(host, port), app, ServerConnections(ConnectionLimits(MAX_SCRAPES))) as url:
         yield url + MetricsEndpoint.path

@@ -40,7 +40,6 @@ _PROBLEM: Schema = {
         "status": {"type": "integer"},
         "detail": {"type": "string", "description": "What is wrong and what is allowed, for people."},
         "retry": {"type": "boolean", "description": "Whether the same request, or a new one, may succeed."},
-        "help": {"type": "string", "description": "Page with cause and remedy, relative to this request's path."},
     },
 }
 

@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from epochal.runtime.explanations import HELP_PATH
 from epochal.runtime.metrics.metrics_registry import REFUSAL_IN_SCOPE
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import PROBLEM_JSON, PROBLEM_TYPE_PREFIX, Refusal
@@ -23,30 +22,17 @@ KIND_OF_HTTP_STATUS = {404: Refusal.NOT_FOUND, 405: Refusal.METHOD_NOT_ALLOWED}
 
 
 class ProblemResponse(Response):
-    """A refusal as an HTTP response.
-
-    When it answers a request, its `help` is relative to the request's path, so that it is right also behind a proxy
-    that serves the coordinator below a path of its own.
-    """
+    """A refusal as an HTTP response, which is counted."""
 
     media_type = PROBLEM_JSON
 
     def __init__(self, refusal: Refusal, body: dict[str, Any], headers: dict[str, str]) -> None:
         super().__init__(json.dumps(body), refusal.status, headers)
         self._refusal = refusal
-        self._problem = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[REFUSAL_IN_SCOPE] = self._refusal
-        self.body = self.render(json.dumps(self._problem | {"help": help_reference(self._refusal, scope)}))
-        self.headers["Content-Length"] = str(len(self.body))
         await super().__call__(scope, receive, send)
-
-
-def help_reference(refusal: Refusal, scope: Scope) -> str:
-    """Return where a refusal is explained, relative to the path of a request (RFC 3986, 4.2)."""
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
-    return "../" * (path.count(b"/") - 1) + HELP_PATH.removeprefix("/") + refusal
 
 
 def problem_of(error: Exception) -> Refused:
@@ -72,7 +58,6 @@ def problem_response(error: Exception) -> Response:
         "status": status,
         "detail": refused.message,
         "retry": refused.kind.may_retry,
-        "help": HELP_PATH + refused.kind,
         **{key: value for key, value in refused.context.items() if isinstance(value, str | int | float | bool)},
     }
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}

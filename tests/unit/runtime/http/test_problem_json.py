@@ -37,7 +37,6 @@ def test_problem_names_type_title_status_and_detail() -> None:
         "status": 409,
         "detail": "it is over",
         "retry": False,
-        "help": "/help/stale-round",
     }
 
 
