@@ -22,7 +22,6 @@ from epochal.data_providers.protocol import (
     SourceUnavailable,
     TokenBatch,
 )
-from epochal.data_providers.providers.growing_data import order_of
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
@@ -109,32 +108,6 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: i
     if isinstance(provider, WeightedDataProvider):
         return await _look_at_mix(provider, needs, budget_bytes)
     findings = await _Look(provider, needs).take(list(_places(provider.sequence_count, needs, budget_bytes)))
-    findings.problems[:0] = _encoding_problems(provider, needs)
-    return findings
-
-
-async def look_at_appended(provider: DataProvider, needs: DataNeeds, file_count: int) -> DataFindings:
-    """Look at some of the samples of the files after the first ones, however few, and at what manifests say of all.
-
-    Nobody else uses the provider meanwhile. Afterwards it follows no generations, until `DataOrder.follow`.
-
-    Args:
-        provider: delivers the data; not closed here. Nothing is found in data that are not in files.
-        needs: what the run needs of them.
-        file_count: of the files that were inspected before.
-
-    Raises:
-        SourceUnavailable: the source does not answer now; retry.
-    """
-    order = order_of(provider)
-    if order is None:
-        return DataFindings()
-    try:
-        count = await asyncio.to_thread(order.show_appended, file_count)
-        places = list(_places(count, needs, LOOK_BYTES)) if count else []
-        findings = await _Look(provider, needs).take(places)
-    finally:
-        order.follow(())
     findings.problems[:0] = _encoding_problems(provider, needs)
     return findings
 

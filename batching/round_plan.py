@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from epochal.state.errors import InternalError
-from epochal.state.generations import Generations
 from epochal.state.intervals import BatchId
 from epochal.state.schedule import InnerSchedule
 
@@ -17,15 +16,12 @@ class RoundPlan:
         assignment: the client's batches, in the order in which the data arrives; not empty.
         data_indices_per_batch: number of samples in a batch.
         learning_rates: inner learning rate of each local step; there are never more steps than samples.
-        data_generations, data_fingerprint: the run's data, for a trainer that loads them itself.
     """
 
     step: int
     assignment: tuple[BatchId, ...]
     data_indices_per_batch: int
     learning_rates: tuple[float, ...]
-    data_generations: Generations = ()
-    data_fingerprint: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.learning_rates) <= self.sequence_count:

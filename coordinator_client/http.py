@@ -26,7 +26,6 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import is_served_id
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
-from epochal.state.generations import DataAppend, DataAppendSetting, DataHistory
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import (
     CheckerToken,
@@ -248,10 +247,6 @@ class CoordinatorClient:
     async def set_fingerprint(self, data_fingerprint: Sha256 | None) -> None:
         """Pin the data that the run trains on; None takes an earlier pin back."""
         await self._request("PUT", "/fingerprint", message=FingerprintSetting(data_fingerprint))
-
-    async def append_data(self, appended: DataAppend | None) -> DataHistory:
-        """Append files to the run's data, or take the last append back with None; return the data's generations."""
-        return await self._fetch(DataHistory, "PUT", "/data-generations", message=DataAppendSetting(appended))
 
     async def failed_data(self) -> FailedData:
         """Return the quarantined batches and those that wait for another attempt, with reasons."""

@@ -97,7 +97,6 @@ class OpenOptions:
         cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
         packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
         split: the split to use of a folder of JSON lines or parquet files.
-        generations: the fingerprints of the run's data as they grew, the oldest first; a data server may have any.
     """
 
     run_id: str
@@ -106,7 +105,6 @@ class OpenOptions:
     cache: BlockCache | None = None
     packs: bool = False
     split: str = DEFAULT_SPLIT
-    generations: tuple[str, ...] = ()
 
     def spool(self) -> DataSpool:
         """Return a place for unpacked files: in the cache's folder, with as much room again, or a temporary one."""
@@ -142,12 +140,11 @@ async def open_provider(
     """
     location, spec = run_data(state, override)
     packs = state.model.LLM.data_type is DataType.FINETUNING
-    generations = tuple(known.fingerprint for known in state.data_generations)
     if override is not None:
         permissions = permissions_of_owner(location, permissions)
     else:
         check_pinned(location)
-    options = OpenOptions(state.run_id, ticket, permissions, cache, packs, generations=generations)
+    options = OpenOptions(state.run_id, ticket, permissions, cache, packs)
     return await open_location(location, spec, options)
 
 
@@ -184,7 +181,7 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
         addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
         access = options.ticket if isinstance(options.ticket, DataServerAccess) else DataServerAccess(options.ticket)
         reach = options.permissions.reach
-        return await _open_tcp(addresses, replace(access, generations=options.generations, reach=reach), spec)
+        return await _open_tcp(addresses, replace(access, reach=reach), spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
         source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
         return await open_files(source, spec, options, listed=listed)

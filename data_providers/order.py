@@ -8,15 +8,12 @@ the order within a block, so that a request reads few contiguous places:
 - a block has `block_sequences(N)` samples. The last block may be shorter; its place in the order is keyed too;
 - the other blocks are in the order of `epochal.state.permutation.permute`.
 
-Files may be appended while a run continues (`state/generations.py`): then each data index is of one generation, whose
-files are the first ones, and whose passes are counted from its beginning, by numbers that continue.
-
 Memory grows with the number of files, not of samples. All machines must compute this order: golden vectors pin it.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
@@ -25,8 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epochal.data_providers.identity import Contents, content_fingerprint, identified_by
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, SourceUnavailable, dataset_fingerprint
-from epochal.state.generations import DataGeneration, passes_before
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, OutOfRange, dataset_fingerprint
 from epochal.state.intervals import MAX_INDEX, DataIds
 from epochal.state.permutation import permutation_key, permute
 
@@ -58,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 @lru_cache(maxsize=MAX_DATASETS_LOGGED)
 def _log_opened(**facts: object) -> None:
-    """Log that a dataset was opened: once for each, because data that grow are opened again and again."""
+    """Log that a dataset was opened: once for each, however often it is opened."""
     _log.info("dataset opened", extra=facts)
 
 
@@ -108,7 +104,6 @@ class DataOrder(Generic[File]):
         fingerprint_of: returns the fingerprint of sorted files without regard to their contents, of data that are not
             plain tokens.
         contents: the files' contents, as far as manifests name them.
-        is_part: whether the files are the first ones of another order's, which has been logged.
 
     Attributes:
         files: the dataset's files, sorted by name.
@@ -130,8 +125,6 @@ class DataOrder(Generic[File]):
         spec: DatasetSpec,
         fingerprint_of: Callable[[tuple[File, ...]], str] | None = None,
         contents: Contents = MappingProxyType({}),
-        *,
-        is_part: bool = False,
     ) -> None:
         self.files: tuple[File, ...] = tuple(sorted(files, key=lambda file: file.name))
         self.spec = spec
@@ -156,14 +149,11 @@ class DataOrder(Generic[File]):
         self._full_blocks, self._short = divmod(self.sequence_count, self._block)
         self._window = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_window)
         self._short_place = lru_cache(maxsize=KEPT_WINDOWS)(self._compute_short_place)
-        self._fingerprint_by_name = fingerprint_of or self._fingerprint_of_tokens
         self.contents = contents
-        self.identified_by = identified_by([file.name for file in self.files], contents)
-        self.fingerprint = self.fingerprint_of_first(len(self.files))
-        self._generations: tuple[_Generation[File], ...] = ()
-        self._unheld: DataGeneration | None = None
-        if is_part:
-            return
+        names = [file.name for file in self.files]
+        self.identified_by = identified_by(names, contents)
+        by_name = (fingerprint_of or self._fingerprint_of_tokens)(self.files)
+        self.fingerprint = content_fingerprint(by_name, names, contents)
         _log_opened(
             files=len(self.files),
             sequences=self.sequence_count,
@@ -172,12 +162,6 @@ class DataOrder(Generic[File]):
             fingerprint=self.fingerprint,
             identified_by=self.identified_by,
         )
-
-    def fingerprint_of_first(self, file_count: int, *, by_content: bool = True) -> str:
-        """Return the fingerprint of a dataset of the first files alone; without contents, of their names and sizes."""
-        files = self.files[:file_count]
-        by_name = self._fingerprint_by_name(files)
-        return content_fingerprint(by_name, [file.name for file in files], self.contents) if by_content else by_name
 
     def _fingerprint_of_tokens(self, files: tuple[File, ...]) -> str:
         spec = self.spec
@@ -189,80 +173,14 @@ class DataOrder(Generic[File]):
             shuffle_seed=None if spec.shuffle_seed is None else spec.shuffle_seed.hex(),
         )
 
-    def first_files(self, file_count: int) -> "DataOrder[File]":
-        """Return the order of a dataset of the first files alone; `CorruptData` if they hold no sample."""
-        if file_count >= len(self.files):
-            return self
-        files = self.files[:file_count]
-        return DataOrder(files, self.spec, self._fingerprint_by_name, self.contents, is_part=True)
-
-    def follow(self, generations: Sequence[DataGeneration]) -> int:
-        """Take over the generations of data that grow, as far as they are of these files; return how many are.
-
-        From then on `locate` is about the data indices of the run. Without generations every one is of all files.
-        """
-        held: list[_Generation[File]] = []
-        for found, first_pass in zip(generations, passes_before(generations), strict=True):
-            if found.file_count > len(self.files):
-                break
-            part = self.first_files(found.file_count)
-            is_same = part.sequence_count == found.sample_count and self.is_of_first(
-                found.file_count, found.fingerprint
-            )
-            if not is_same:
-                break
-            held.append(_Generation(found.first_data_index, first_pass, part))
-        self._generations = tuple(held)
-        self._unheld = generations[len(held)] if len(held) < len(generations) else None
-        return len(held)
-
-    def show_appended(self, file_count: int) -> int:
-        """Let `locate` be about the samples after the first files alone, in the files' order; return how many they are.
-
-        For a look at appended files before others read them: `follow` ends it.
-        """
-        first = self.first_files(file_count).sequence_count
-        if first == self.sequence_count:
-            return 0
-        spec = replace(self.spec, shuffle_seed=None)
-        appended = DataOrder(self.files[file_count:], spec, self._fingerprint_by_name, self.contents, is_part=True)
-        appended._file_numbers = appended._file_numbers + file_count
-        self._generations, self._unheld = (_Generation(0, 0, appended),), None
-        return appended.sequence_count
-
-    def is_of_first(self, file_count: int, fingerprint: str) -> bool:
-        """Whether a fingerprint, by content or by names and sizes, is that of the first files."""
-        return any(
-            fingerprint == self.fingerprint_of_first(file_count, by_content=by_content) for by_content in (True, False)
-        )
-
     def locate(self, data_ids: DataIds) -> list[Extent]:
         """Return the places of these data indices, in order, as few extents.
 
         Raises:
             OutOfRange: they are beyond the last pass.
-            SourceUnavailable: they are of data that have grown, and the files that were appended are not here.
         """
-        if not self._generations:
-            return self._locate(data_ids, 0)
-        beyond = self._unheld
-        if beyond is not None and data_ids.end >= beyond.first_data_index:
-            raise SourceUnavailable(
-                f"data index {max(data_ids.start, beyond.first_data_index)} is of data that have grown to "
-                f"{beyond.sample_count} samples in {beyond.file_count} files; the appended files are not here"
-            )
-        extents: list[Extent] = []
-        for number, held in enumerate(self._generations):
-            stop = self._generations[number + 1].start if number + 1 < len(self._generations) else MAX_INDEX + 1
-            first, end = max(data_ids.start, held.start), min(data_ids.end + 1, stop)
-            if first < end:
-                extents += held.order._locate(DataIds(first - held.start, end - 1 - held.start), held.first_pass)
-        return extents
-
-    def _locate(self, data_ids: DataIds, first_pass: int) -> list[Extent]:
-        """Return the places of data indices that are counted from the beginning of pass `first_pass`."""
         last_pass = data_ids.end // self.sequence_count
-        if first_pass + last_pass >= MAX_PASSES:
+        if last_pass >= MAX_PASSES:
             raise OutOfRange(f"data index {data_ids.end} is beyond {MAX_PASSES} passes of {self.sequence_count}")
         extents: list[Extent] = []
         for pass_number in range(data_ids.start // self.sequence_count, last_pass + 1):
@@ -271,7 +189,7 @@ class DataOrder(Generic[File]):
             if self.spec.shuffle_seed is None:
                 extents += self._extents_in_order(first, stop)
             else:
-                extents += self._shuffled_extents(first_pass + pass_number, first, stop)
+                extents += self._shuffled_extents(pass_number, first, stop)
         return extents
 
     def _extents_in_order(self, first: int, stop: int) -> list[Extent]:
@@ -336,15 +254,6 @@ class DataOrder(Generic[File]):
         sequences, counts = begins - self._file_starts[entries], ends - begins
         extents = map(Extent, self._file_numbers[entries].tolist(), sequences.tolist(), counts.tolist())
         return list(extents), heads.tolist()
-
-
-@dataclass(frozen=True, slots=True)
-class _Generation(Generic[File]):
-    """A generation of data that grow: its first data index, its first pass, and the order of its files."""
-
-    start: int
-    first_pass: int
-    order: DataOrder[File]
 
 
 class _Window(NamedTuple):

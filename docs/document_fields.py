@@ -38,7 +38,7 @@ OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "Results
 """Documents with their own parser."""
 FOR_OPERATORS = frozenset(
     {
-        *("CheckerToken", "CheckpointRef", "DataHistory", "DataServerToken", "EvaluationHistory", "FailedData"),
+        *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData"),
         *("KeptCheckpoints", "LeasedCheck", "ParameterNames", "QuarantineRelease", "RenewedLease", "RunStatus"),
     }
 )
@@ -158,8 +158,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "Standing.missed",
         "WorkList.isolated[].batch_id.*",
         "WorkList.shared[].*",
-        "StateFile.data_generations[].*_count",
-        "StateFile.data_generations[].first_data_index",
         "StateFile.config.*clients",
         "StateFile.config.witness_nodes",
         "StateFile.config.total_steps",

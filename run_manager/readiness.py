@@ -7,7 +7,8 @@ forget earlier reports; a client that is not in the roster also reports once per
 import asyncio
 
 from epochal.coordinator_client.session import CoordinatorSession
-from epochal.data_providers.providers.growing_data import FollowingDataProvider
+from epochal.data_providers.description import description_of
+from epochal.data_providers.protocol import DataProvider
 from epochal.run_manager.events import BecameReady, DataDiffers, Observer
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.trainer_opening import TrainerOpening
@@ -36,7 +37,7 @@ class Readiness:
         self,
         session: CoordinatorSession,
         keeper: ReplicaKeeper,
-        provider: FollowingDataProvider,
+        provider: DataProvider,
         opening: TrainerOpening,
         observer: Observer,
     ) -> None:
@@ -66,7 +67,8 @@ class Readiness:
         """
         is_new_round = document.round != self._last_round
         self._last_round = document.round or self._last_round
-        was_on_my_data, self._is_on_my_data = self._is_on_my_data, self._provider.serves(document.data_fingerprint)
+        was_on_my_data = self._is_on_my_data
+        self._is_on_my_data = document.data_fingerprint == self._provider.fingerprint
         self.has_lost_run_data = was_on_my_data and not self._is_on_my_data
         if not self.has_lost_run_data:
             return
@@ -91,8 +93,7 @@ class Readiness:
                 held = await self._keeper.at(step)
                 await self._opening.opened()
                 await self._opening.check(held.replica)
-                await self._provider.look_again()
-                report = ReadyReport(held.step, held.digest, self._provider.fingerprint, self._provider.description)
+                report = ReadyReport(held.step, held.digest, self._provider.fingerprint, description_of(self._provider))
                 reported = self._session.session_number, report.data_fingerprint
                 try:
                     await self._session.report(report)

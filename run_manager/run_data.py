@@ -1,4 +1,4 @@
-"""This client's data of the run: opened, checked against the model, followed while they grow, and fetched ahead.
+"""This client's data of the run: opened, checked against the model, and fetched ahead.
 
 `RunData` holds the data provider. `DataAhead` fetches the samples of the provisional next round while the present one
 ends: the run document names that round, and one that names another ends the fetching for the former. The samples are
@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar
 
-from epochal.batching.data_check import DataNeeds, look_at_appended, look_at_data
+from epochal.batching.data_check import DataNeeds, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings, plan_requests
 from epochal.data_providers.next_round_samples import AheadLimits, AheadSamples
 from epochal.data_providers.protocol import DataProvider, SourceUnavailable
-from epochal.data_providers.providers.growing_data import FollowingDataProvider
 from epochal.run_manager.context import ClientDependencies, FollowedConfig
 from epochal.run_manager.round_view import RoundViews
 from epochal.run_manager.trainer_opening import TrainerOpening
@@ -52,9 +51,7 @@ class RunData:
         self._config = config
         self._dependencies = dependencies
         self._worker = worker
-        self._needs: DataNeeds | None = None
-        self._growing = BackgroundTask(group, "data")
-        self.provider = FollowingDataProvider(opened, self._open_again, self._problems_of_appended)
+        self.provider = opened
         self.ahead = AheadSamples(self.provider, group)
 
     @classmethod
@@ -70,12 +67,6 @@ class RunData:
         opened = await _while_unavailable(dependencies.retry_policy, opening)
         return cls(opened, config, dependencies, worker, group)
 
-    async def apply_state(self, document: RunDocument) -> None:
-        """Take over the run's data as they are now; begin to wait for appended files that are not here."""
-        await self.provider.follow(self._config.state.data_generations, document.data_fingerprint)
-        if self.provider.is_behind and not self._growing.is_busy:
-            await self._growing.replace(self.provider.catch_up(self._dependencies.retry_policy))
-
     async def packing_for(self, vocabulary: int | None) -> Packing | None:
         """Return the packing of the run's samples for a trainer with this vocabulary; None if each sample is a row.
 
@@ -84,8 +75,7 @@ class RunData:
         """
         state, dependencies = self._config.state, self._dependencies
         packing = Packing.of(state, vocabulary, self._worker, dependencies.permissions)
-        self._needs = DataNeeds.of(state, vocabulary, packing)
-        checking = partial(_check_fits, self.provider.inner, self._needs)
+        checking = partial(_check_fits, self.provider, DataNeeds.of(state, vocabulary, packing))
         await _while_unavailable(dependencies.retry_policy, checking)
         return packing
 
@@ -104,15 +94,8 @@ class RunData:
 
     async def aclose(self) -> None:
         """End the background work and close the provider."""
-        await self._growing.replace(None)
         await self.ahead.aclose()
         await self.provider.aclose()
-
-    async def _open_again(self) -> DataProvider:
-        return await self._dependencies.open_provider(self._config.access())
-
-    async def _problems_of_appended(self, grown: DataProvider, file_count: int) -> list[str]:
-        return [] if self._needs is None else (await look_at_appended(grown, self._needs, file_count)).problems
 
 
 class DataAhead:

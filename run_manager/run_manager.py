@@ -141,7 +141,7 @@ class RunManager:
             spool = Spool(dependencies.spool_folder, config.state.client.spool_bytes)
             ground = _Ground(session, dependencies, config, worker, spool, self._group, closing)
             replica = await _hold_replica(ground, document)
-            data = await _open_data(ground, document)
+            data = await _open_data(ground)
             await _begin_opening_trainer(ground, replica.opening, data)
             self._run = _with_steps(ground, replica, data, self._times)
 
@@ -261,12 +261,10 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     return _Replica(opening, results, exchange, keeper)
 
 
-async def _open_data(ground: _Ground, document: RunDocument) -> RunData:
-    """Open the run's data. Raise as `RunData.open`, and `InvalidInput` if appended data of the run are not here."""
+async def _open_data(ground: _Ground) -> RunData:
+    """Open the run's data. Raise as `RunData.open`."""
     data = await RunData.open(ground.config, ground.dependencies, ground.worker, ground.group)
     ground.closing.push_async_callback(data.aclose)
-    await data.apply_state(document)
-    data.provider.check_reaches(document.data_fingerprint)
     return data
 
 
@@ -304,7 +302,7 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     steps = StepStateMachine(session.client_id, training, witness, others, readiness, observer, group)
     checkpoint = EpochCheckpoint(session, keeper, publisher, group)
     data_ahead = DataAhead(data, opening, rounds, session.client_id, group)
-    listeners = (config, data, keeper, readiness, checkpoint, steps, data_ahead)
+    listeners = (config, keeper, readiness, checkpoint, steps, data_ahead)
     background = (steps, checkpoint, data_ahead)
     for part in background:
         ground.closing.push_async_callback(part.stop)

@@ -16,7 +16,6 @@ from epochal.coordinator.machine.run import Run
 from epochal.runtime.http.bodies import body_pieces, content_length, document_response, read_message
 from epochal.runtime.http.openapi import BYTES, BytesResponse, takes
 from epochal.state.documents import CheckpointRef
-from epochal.state.generations import DataAppendSetting, DataHistory
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckerToken
 from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
@@ -81,10 +80,6 @@ def status_routes(handlers: Handlers) -> APIRouter:
     @router.get(f"{RUN}/evaluations", summary="The run's evaluations", response_model=EvaluationHistory)
     async def evaluations() -> Response:
         return document_response(await handlers.insight.evaluations(), "no-cache")
-
-    @router.get(f"{RUN}/data-generations", summary="The run's data, as they grew", response_model=DataHistory)
-    async def data_generations() -> Response:
-        return document_response(DataHistory(handlers.service.run.state_file.data_generations), "no-cache")
 
     return router
 
@@ -174,17 +169,6 @@ def _add_origin(router: APIRouter, handlers: Handlers) -> None:
         setting = await read_message(request, FingerprintSetting)
         await handlers.submit(stimuli.DataFingerprintSet(setting.data_fingerprint))
         return Response(status_code=204)
-
-    @router.put(
-        f"{RUN}/data-generations",
-        summary="Append files to the run's data",
-        response_model=DataHistory,
-        openapi_extra=takes(body=DataAppendSetting),
-    )
-    async def put_data_generations(request: Request) -> Response:
-        setting = await read_message(request, DataAppendSetting)
-        await handlers.submit(stimuli.DataAppended(setting.appended))
-        return document_response(DataHistory(handlers.service.run.state_file.data_generations))
 
 
 def health_routes(handlers: Handlers, notes: Callable[[], Iterable[str]]) -> APIRouter:

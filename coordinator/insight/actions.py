@@ -55,8 +55,6 @@ def _named(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
             return "genesis", {"step": checkpoint.step, "replica_digest": checkpoint.replica_digest}
         case stimuli.DataFingerprintSet(data_fingerprint=fingerprint):
             return "pin data", {"data_fingerprint": fingerprint}
-        case stimuli.DataAppended(request=request):
-            return "append data", {"fingerprint": None if request is None else request.grown_to.fingerprint}
         case stimuli.ConfigChanged(state_file=after):
             return "edit state file", _edits(acted.before, after)
         case stimuli.RunRestored():

@@ -7,7 +7,6 @@ from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import RunDocument
-from epochal.state.generations import generation_at, passes_before
 from epochal.state.messages.history_rows import Moment, RoundDetail, slowest_first
 from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.shown.waiting_words import waiting_words
@@ -62,12 +61,6 @@ def moment_of(
 def passes_of(run: Run) -> tuple[float | None, int | None]:
     """Return the number of passes over the run's data that were begun, and the samples of the last one."""
     index = run.work.cursor * run.state_file.config.data_indices_per_batch
-    generations = run.state_file.data_generations
-    if generations:
-        place = generation_at(generations, index)
-        reached = generations[place]
-        passes = passes_before(generations)[place] + (index - reached.first_data_index) / reached.sample_count
-        return round(passes, _PLACES), reached.sample_count
     described = None if run.data.fingerprint is None else run.data.datasets.get(run.data.fingerprint)
     if described is None or not described.sample_count:
         return None, None

@@ -67,7 +67,6 @@ def status_of(
     now_s = coordinator.now_s
     run = run.with_parts(replace(run.clock, now_s=now_s))
     situation = situation_of(run, coordinator.problem)
-    config = run.state_file.config
     return RunStatus(
         run_id=run.state_file.run_id,
         version=version,
@@ -104,9 +103,7 @@ def status_of(
         journal_bytes=coordinator.journal_bytes,
         store_problem=coordinator.problem,
         pausing=run.progress.pause_pending,
-        data_generations=run.state_file.data_generations,
         finish_after=run.progress.finish_after,
-        next_data_index=run.work.cursor * config.data_indices_per_batch,
         waiting=waiting_words(situation),
         explanation=speed_words(situation, explanation),
     )

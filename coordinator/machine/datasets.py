@@ -7,7 +7,6 @@ longest. The first applied round decides for good. Keys cost nothing, so numbers
 reported later have a later turn, however many members have them. Only members with the run's data are ready.
 """
 
-from epochal.coordinator.machine.data_growth import check_grown, with_needed_data
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import DataFingerprintSet
 from epochal.state.dataset_descriptions import DatasetDescription, dataset_difference
@@ -24,11 +23,7 @@ def pinned_fingerprint(run: Run) -> str | None:
 
 def check_dataset(run: Run, report: ReadyReport) -> None:
     """Raise `Refused(Refusal.FINGERPRINT_DIFFERS)` if it is decided that the run trains on other data."""
-    if run.state_file.data_generations:
-        check_grown(run, report.data_fingerprint)
-        decided = None if run.has_run_data(report.data_fingerprint) else run.data.fingerprint
-    else:
-        decided = pinned_fingerprint(run) or (run.data.fingerprint if run.work.batches_applied else None)
+    decided = pinned_fingerprint(run) or (run.data.fingerprint if run.work.batches_applied else None)
     if decided is not None and report.data_fingerprint != decided:
         raise Refused(
             Refusal.FINGERPRINT_DIFFERS,
@@ -52,8 +47,6 @@ def vote(run: Run, before: str | None, after: str | None, dataset: DatasetDescri
 
 def agreed(run: Run) -> Run:
     """Return the run with the data on which it is agreed now. The roster of a round under way stays as it is."""
-    if run.state_file.data_generations:
-        return with_needed_data(run)
     pinned = pinned_fingerprint(run)
     if pinned is not None:
         wanted: str | None = pinned
@@ -73,14 +66,9 @@ def set_fingerprint(run: Run, event: DataFingerprintSet) -> Run:
     """Return the run with the fingerprint that the operator pinned by command; None takes the pin back.
 
     Raises:
-        Refused: `not-now` if `state.toml` pins another one, or the data have grown.
+        Refused: `not-now` if `state.toml` pins another one.
     """
     in_file = run.state_file.config.data_fingerprint
-    if run.state_file.data_generations and event.data_fingerprint not in (None, run.data.fingerprint):
-        raise Refused(
-            Refusal.NOT_NOW,
-            f"the run's data have grown, and have fingerprint {run.data.fingerprint} now; nothing else can be pinned",
-        )
     if in_file is not None and event.data_fingerprint != in_file:
         raise Refused(
             Refusal.NOT_NOW,
@@ -93,7 +81,7 @@ def disagreement(run: Run, client_id: ClientId) -> Refused | None:
     """Return why a member whose report was recorded is not ready: it is the turn of other data. None if it is."""
     member = run.members.by_id.get(client_id)
     mine = None if member is None else member.readiness.data_fingerprint
-    if mine is None or run.has_run_data(mine):
+    if mine is None or mine == run.data.fingerprint:
         return None
     decision = (
         "its data have a turn if nobody delivers with the others; the operator can pin the right data: "
@@ -122,8 +110,6 @@ def datasets_of(run: Run, most: int) -> tuple[DatasetView, ...]:
 
 def decided_by(run: Run) -> DataDecision:
     """Return who or what decided which data the run trains on."""
-    if run.state_file.data_generations:
-        return "append"
     if run.state_file.config.data_fingerprint is not None:
         return "state file"
     if run.data.pin is not None:
@@ -138,6 +124,5 @@ def _both(mine: str, other: str) -> str:
 
 
 def _difference(run: Run, mine: str, dataset: DatasetDescription | None, other: str | None = None) -> str:
-    pinned = None if run.state_file.data_generations else pinned_fingerprint(run)
-    other = other or pinned or run.data.fingerprint or ""
+    other = other or pinned_fingerprint(run) or run.data.fingerprint or ""
     return dataset_difference(dataset or run.data.datasets.get(mine), run.data.datasets.get(other))

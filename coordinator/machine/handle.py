@@ -21,7 +21,6 @@ from epochal.coordinator.machine import (
     stimuli,
 )
 from epochal.coordinator.machine.blame import release
-from epochal.coordinator.machine.data_growth import append_data
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
 from epochal.coordinator.machine.pace import train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
@@ -130,8 +129,6 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return checkpoints.provide_genesis(run, stimulus)
         case stimuli.DataFingerprintSet():
             return membership.gathered(datasets.set_fingerprint(run, stimulus)), ()
-        case stimuli.DataAppended():
-            return membership.gathered(datasets.agreed(append_data(run, stimulus))), ()
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
             return _pause(run, pause=isinstance(stimulus, stimuli.PauseRequested)), ()
         case stimuli.BatchesReleased():
@@ -181,7 +178,7 @@ def _pause(run: Run, *, pause: bool) -> Run:
 
 def _change_config(run: Run, state_file: StateFile) -> Run:
     """Return the run with the edited fields; its phase and progress stay."""
-    kept = {"progress": run.state_file.progress, "data_generations": run.state_file.data_generations}
+    kept = {"progress": run.state_file.progress}
     before, state_file = run.state_file.access, state_file.model_copy(update=kept)
     if state_file == run.state_file:
         return run

@@ -206,6 +206,6 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     ready = replace(member, readiness=before.reported(report.step, report.data_fingerprint))
     run = run.with_parts(run.members.with_member(ready, run.clock.now_s))
     run = gathered(vote(run, before.data_fingerprint, report.data_fingerprint, report.dataset))
-    agrees = run.has_run_data(report.data_fingerprint)
+    agrees = report.data_fingerprint == run.data.fingerprint
     change = "ready" if agrees else "waits: the run is on other data"
     return run, (MembershipChanged(event.client_id, change, ready, run.clock.now_s),)

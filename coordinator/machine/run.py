@@ -15,7 +15,7 @@ from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.parts.agreed_data import AgreedData
 from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.member import Member
-from epochal.coordinator.machine.parts.member_counts import Numbers, RunData
+from epochal.coordinator.machine.parts.member_counts import Numbers
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_identity import RunIdentity, config_json
@@ -115,11 +115,11 @@ class Run(Composed, WireDocument):
 
     def ready_members(self) -> list[Member]:
         """Return the members that hold the model and the run's data, and do not rest."""
-        return self.members.ready(self.run_data, self.clock.now_s)
+        return self.members.ready(self.data.fingerprint, self.clock.now_s)
 
     def numbers(self) -> Numbers:
         """Return numbers of the members as they are now."""
-        return self.members.numbers(self.run_data, self.clock.now_s)
+        return self.members.numbers(self.data.fingerprint, self.clock.now_s)
 
     def awaited(self) -> Collection[ClientId]:
         """Return the clients for which the run may wait: in Warmup to be ready, in a round for its results."""
@@ -133,19 +133,7 @@ class Run(Composed, WireDocument):
 
     def is_ready(self, member: Member) -> bool:
         """Whether the member holds the model and the data on which the run is agreed, and does not rest."""
-        return member.is_ready(self.run_data, self.clock.now_s)
-
-    @property
-    def run_data(self) -> RunData:
-        """The fingerprints of the data on which the run is agreed, and of the same with more files."""
-        known = [found.fingerprint for found in self.state_file.data_generations]
-        if self.data.fingerprint not in known:
-            return (self.data.fingerprint,)
-        return tuple(known[known.index(self.data.fingerprint) :])
-
-    def has_run_data(self, fingerprint: str | None) -> bool:
-        """Whether data with this fingerprint are those on which the run is agreed, or the same with more files."""
-        return fingerprint in self.run_data
+        return member.is_ready(self.data.fingerprint, self.clock.now_s)
 
 
 _NAMES: dict[type, str] = {

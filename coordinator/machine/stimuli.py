@@ -16,7 +16,6 @@ from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
-from epochal.state.generations import DataAppend
 from epochal.state.intervals import BatchId
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckVerdict
@@ -217,14 +216,6 @@ class DataFingerprintSet:
 
 
 @dataclass(frozen=True, slots=True)
-class DataAppended:
-    """The operator appended files to the run's data; None takes the last append back."""
-
-    request: DataAppend | None
-    type: Literal["data_appended"] = "data_appended"
-
-
-@dataclass(frozen=True, slots=True)
 class PauseRequested:
     """An operator asked the run to pause after this round."""
 
@@ -371,13 +362,13 @@ class AuditReported:
 Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultReceived | AttestationReceived | StepFailed
-    | CheckpointReported | CheckpointHeld | CheckpointRejected | GenesisProvided | DataFingerprintSet | DataAppended
+    | CheckpointReported | CheckpointHeld | CheckpointRejected | GenesisProvided | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
 )
 OperatorStimulus: TypeAlias = (
-    RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet | DataAppended
+    RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | ConfigChanged | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
 )

@@ -79,7 +79,6 @@ class DataServerAccess:
         document_version: returns the version of the run document that it follows, for each request.
         trust: what certificates are verified with: a file of authorities (PEM), or True for the system's.
         insecure: whether tickets and samples may travel unencrypted to other machines.
-        generations: the fingerprints of the run's data as they grew, the oldest first; servers may have any of them.
         reach: the addresses that may be connected; None for all.
     """
 
@@ -87,19 +86,7 @@ class DataServerAccess:
     document_version: Callable[[], int] = _any_version
     trust: bool | str = True
     insecure: bool = False
-    generations: tuple[str, ...] = ()
     reach: Reach | None = None
-
-    def generation_of(self, fingerprint: str) -> int:
-        """Return the position of a dataset among the generations of the run's data; -1 if it is not among them."""
-        return self.generations.index(fingerprint) if fingerprint in self.generations else -1
-
-    def are_of_one_run(self, one: Welcome, other: Welcome) -> bool:
-        """Whether two servers serve the same data, or two generations of data that grow."""
-        if one == other:
-            return True
-        shapes = {(found.token_size_bytes, found.sequence_length) for found in (one, other)}
-        return len(shapes) == 1 and min(self.generation_of(found.fingerprint) for found in (one, other)) >= 0
 
     def tls_context(self) -> ssl.SSLContext:
         """Return what verifies connections over TLS. Raise `InvalidInput` if the file holds no certificates."""

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -49,13 +49,10 @@ KEPT_ROUNDS = 2
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Observe = Callable[[StateFile, RunDocument], Awaitable[None]]
+
+
 Readable = Mapping[ClientId, tuple[DataIds, ...]]
 """The data indices that each client of a round may read."""
-
-
-async def _ignore(config: StateFile, document: RunDocument) -> None:
-    """Do nothing with the news of the run."""
 
 
 class CoordinatorGate:
@@ -63,12 +60,10 @@ class CoordinatorGate:
 
     Args:
         coordinator: the run's.
-        observe: takes each new document and the run's configuration, before anybody may read the document's round.
     """
 
-    def __init__(self, coordinator: RunRequests, observe: Observe = _ignore) -> None:
+    def __init__(self, coordinator: RunRequests) -> None:
         self._coordinator = coordinator
-        self._observe = observe
         self._pending: RunDocument | None = None
         self._document: RunDocument | None = None
         self._config: StateFile | None = None
@@ -172,7 +167,6 @@ class CoordinatorGate:
         known = self._document
         if self._config is None or known is None or document.config_sha256 != known.config_sha256:
             self._config = await self._coordinator.config(document.config_sha256)
-        await self._observe(self._config, document)
         k = self._config.config.data_indices_per_batch
         head = document.round
         if head is not None:

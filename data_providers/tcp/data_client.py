@@ -11,7 +11,6 @@ import logging
 import math
 import socket
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Self
 
 import numpy as np
@@ -128,8 +127,8 @@ class TcpDataProvider:
             raise _opening_failure(failed)
         for address, error in failed.items():
             _log.warning("data_server_does_not_answer", extra={"server": str(address), "reason": error.message})
-        welcome = max(served.values(), key=lambda found: access.generation_of(found.fingerprint))
-        if any(not access.are_of_one_run(other, welcome) for other in served.values()):
+        welcome = next(iter(served.values()))
+        if any(other != welcome for other in served.values()):
             _drop_all(servers)
             shown = ", ".join(f"{address} {other.fingerprint}" for address, other in served.items())
             raise CorruptData(f"the data servers serve different datasets: {shown}")
@@ -138,10 +137,6 @@ class TcpDataProvider:
             if server is not opened._current and server.connection is not None:
                 server.connection.drop(SourceUnavailable("another server is asked first"))
         return opened
-
-    def expect_one_of(self, fingerprints: Sequence[str]) -> None:
-        """Take the data of servers for one run's if they have these fingerprints, as data that grow do."""
-        self._access = replace(self._access, generations=tuple(fingerprints))
 
     @property
     def _connection(self) -> ClientConnection:
@@ -254,7 +249,7 @@ class TcpDataProvider:
         except TimeoutError as error:
             raise SourceUnavailable(f"{server.address} cannot be reached: no answer in time") from error
         served = connection.welcome.result()
-        if not self._access.are_of_one_run(served, self._welcome):
+        if served != self._welcome:
             changed = CorruptData(
                 f"{server.address} served the dataset {self._welcome.fingerprint}, and now {served.fingerprint}"
                 if len(self._servers) == 1

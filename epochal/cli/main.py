@@ -98,9 +98,6 @@ DATA_COMMANDS = {
     "data.inspect:manifest": (
         "Write a manifest of hashes beside a folder's files, so that clients can check each block that they fetch."
     ),
-    "data.append:append": (
-        "Tell a run that files were appended to its data; they count from a later pass on, which is shown."
-    ),
     "data.inspect:verify": "Compare every byte of a folder's files with its manifest.",
 }
 QUARANTINE_COMMANDS = {

@@ -14,7 +14,6 @@ from epochal.data_providers.locations import AnyLocation
 from epochal.data_providers.mixes.mix_file import parse_mix
 from epochal.data_providers.open_data import OpenOptions, mix_file, open_described, open_location, run_data
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.growing_data import found_among
 from epochal.data_providers.providers.local_places import files_below
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, verify_folder
 from epochal.runtime.permissions import OWNERS
@@ -201,12 +200,7 @@ def _vocabulary(spec: ModelSpec) -> int | None:
 def fingerprint_problems(state: StateFile, provider: DataProvider) -> list[str]:
     """Return in words, as the only item, that the state file pins other data than the provider's; else nothing."""
     pinned = state.config.data_fingerprint
-    if pinned in (None, provider.fingerprint) or found_among(provider, pinned) is not None:
-        return []
-    generations = state.data_generations
-    if any(provider.fingerprint == known.fingerprint for known in generations):
-        return []
-    if generations and found_among(provider, generations[-1].fingerprint) is not None:
+    if pinned in (None, provider.fingerprint):
         return []
     found = description_of(provider)
     described = (

@@ -6,16 +6,14 @@ import logging
 import ssl
 from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from epochal.batching.data_check import DataNeeds, look_at_appended, look_at_data
+from epochal.batching.data_check import DataNeeds, look_at_data
 from epochal.coordinator_client.api import RunRequests
 from epochal.data_providers.open_data import open_described
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.growing_data import FollowingDataProvider
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
 from epochal.data_providers.tcp.server import DataServer
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
@@ -24,11 +22,9 @@ from epochal.runtime.connections.descriptors import open_files_limit
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.http_server import WouldBeUnencrypted
-from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.data_file import check_sequence_length, check_together
 from epochal.state.config.data_location import Server
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import RunDocument
 from epochal.state.errors import InvalidInput
 from epochal.tools.run_inputs import fingerprint_problems, vocabulary_of
 from epochal.tools.state_files import read_data_config
@@ -159,51 +155,19 @@ async def serving_data(
     except BaseException:
         await files.aclose()
         raise
-    reopen = partial(open_described, config, options.config_path.parent)
-    provider = FollowingDataProvider(files, reopen, partial(_problems, state), serves=True)
-    growing = _Growing(provider)
-    gate = CoordinatorGate(coordinator, growing.observe)
-    server = DataServer(provider, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
+    gate = CoordinatorGate(coordinator)
+    server = DataServer(files, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
     DataServerMetrics(registry).watch(server, gate)
     try:
         async with asyncio.TaskGroup() as tasks:
             following = tasks.create_task(gate.follow())
-            growth = tasks.create_task(growing.catch_up())
             try:
                 yield host, await _start(tasks, server, host, port)
             finally:
                 await server.aclose()
                 following.cancel()
-                growth.cancel()
     finally:
-        await provider.aclose()
-
-
-class _Growing:
-    """Follows the run's data as they grow, and searches the served folder for appended files."""
-
-    def __init__(self, provider: FollowingDataProvider) -> None:
-        self._provider = provider
-        self._is_behind = asyncio.Event()
-
-    async def observe(self, config: StateFile, document: RunDocument) -> None:
-        """Take over the run's data as a document and its configuration describe them."""
-        await self._provider.follow(config.data_generations, document.data_fingerprint)
-        if self._provider.is_behind:
-            self._is_behind.set()
-
-    async def catch_up(self) -> None:
-        """Look for appended files whenever some are missing, until cancelled."""
-        while True:
-            await self._is_behind.wait()
-            self._is_behind.clear()
-            await self._provider.catch_up(RetryPolicy())
-
-
-async def _problems(state: StateFile, provider: DataProvider, file_count: int) -> list[str]:
-    """Return why the run's model cannot take the files after the first ones, of which some are read."""
-    needs = DataNeeds.of(state, vocabulary_of(state), None)
-    return (await look_at_appended(provider, needs, file_count)).problems
+        await files.aclose()
 
 
 async def _check_data(provider: DataProvider, state: StateFile, path: Path) -> None:

@@ -29,7 +29,7 @@ def read_text(path: Path) -> str:
 
 def unpinned_data(state: StateFile) -> str | None:
     """Return the warning that strangers can decide which data are the run's; None if its state file leaves no doubt."""
-    if state.access.mode != "open" or state.config.data_fingerprint is not None or state.data_generations:
+    if state.access.mode != "open" or state.config.data_fingerprint is not None:
         return None
     return (
         "everybody may join this run, and config.data_fingerprint does not say which data are its own: until a round "

@@ -91,8 +91,6 @@ def status_parts(
     yield from rounds
     if status.members:
         yield _members(status.members, status.member_count, most_members)
-    if status.data_generations:
-        yield Text(_grown_data(status))
     if len(status.datasets) > 1:
         yield Text(_different_data(status), style="bold yellow")
     yield from _failed_data(status)
@@ -155,26 +153,12 @@ def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
     return table
 
 
-def _grown_data(status: RunStatus) -> str:
-    """Return a line for the generation that the run has reached, and one for a newer one that it has not."""
-    reached = [known for known in status.data_generations if known.first_data_index <= status.next_data_index]
-    shown = status.data_generations[max(0, len(reached) - 1) :]
-    lines = [
-        f"Data from index {known.first_data_index:,}: {known.sample_count:,} samples in {known.file_count:,} files"
-        for known in shown
-    ]
-    return "\n".join([*lines, f"The next data index is {status.next_data_index:,}."])
-
-
 def _different_data(status: RunStatus) -> str:
     """Return a line for each of the datasets that members have, where they differ."""
     lines = ["Members have different data:"]
     for item in status.datasets:
         is_the_runs = item.data_fingerprint == status.data_fingerprint
         whose = f"the run's, {DECIDED[status.data_decided_by]}" if is_the_runs else "these members wait"
-        for known in status.data_generations:
-            if known.fingerprint == item.data_fingerprint and not is_the_runs:
-                whose = f"of data indices from {known.first_data_index:,} on"
         lines.append(f"  {item.member_count} × {visible(item.data_fingerprint[:12])}…  {whose}")
     return "\n".join(lines)
 

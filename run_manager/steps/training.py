@@ -6,7 +6,7 @@ its channel. Fetching begins before the replica is held, because it depends on t
 
 import asyncio
 import logging
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from epochal.batching.packing.packed_batches import AssignedBatches
 from epochal.batching.round_plan import RoundPlan, plan_round
@@ -79,9 +79,7 @@ class _Round:
         state, llm = self.state, self.state.model.LLM
         cold_start = llm.cold_start_warmup_steps, self.document.cold_start_step
         schedule = InnerSchedule(llm.lr_schedule, state.merge.local_steps, *cold_start)
-        plan = plan_round(self.head.step, self.assignments, state.config.data_indices_per_batch, schedule)
-        fingerprint = self.document.data_fingerprint
-        return replace(plan, data_generations=state.data_generations, data_fingerprint=fingerprint)
+        return plan_round(self.head.step, self.assignments, state.config.data_indices_per_batch, schedule)
 
 
 @dataclass(slots=True, eq=False)

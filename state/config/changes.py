@@ -1,8 +1,7 @@
 """Compares two state files of one run (a state.toml that was edited between two starts).
 
 The coordinator's settings may change; settings on which the replicas' bytes, the data's order or the ledger depend may
-not. `run_state`, `[progress]` and `data_generations` are the coordinator's own lines, kept in its journal, and are not
-compared.
+not. `run_state` and `[progress]` are the coordinator's own lines, kept in its journal, and are not compared.
 """
 
 from collections.abc import Iterator, Mapping
@@ -42,7 +41,7 @@ CHANGEABLE = (
 CHECKPOINT = ("model.LLM.checkpoint",)
 """Changes only to `P2P` or `P2PGcs`, the run's own checkpoint, and only once there is one."""
 
-COORDINATORS_OWN = ("run_state", "progress", "data_generations")
+COORDINATORS_OWN = ("run_state", "progress")
 """Lines that the coordinator rewrites; an edit there is neither applied nor refused."""
 
 

@@ -18,7 +18,6 @@ from epochal.state.config.notify_table import NotifyConfig
 from epochal.state.config.rules import RULES
 from epochal.state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
 from epochal.state.errors import InternalError
-from epochal.state.generations import StateGenerations
 from epochal.state.intervals import DataIds
 from epochal.state.phase_names import RunState
 from epochal.state.share_ceiling import PARTS
@@ -271,7 +270,6 @@ class StateFile(Section):
     packing: PackingConfig = PackingConfig()
     run: RunTable = RunTable()
     notify: NotifyConfig = NotifyConfig()
-    data_generations: StateGenerations = ()
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:

@@ -14,7 +14,6 @@ from epochal.state.client_names import SEEN, ClientName, Software
 from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.documents import MAX_SHARE, Count, HexId, HexSha256
 from epochal.state.errors import FailureKind
-from epochal.state.generations import DataGeneration
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.member_rows import MemberFigures
@@ -300,7 +299,7 @@ class FingerprintSetting(WireDocument):
     data_fingerprint: HexSha256 | None
 
 
-DataDecision = Literal["append", "state file", "operator", "first round", "turn of its members", "nobody yet"]
+DataDecision = Literal["state file", "operator", "first round", "turn of its members", "nobody yet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +328,6 @@ class RunStatus(WireDocument):
         evaluations: the last ones that were recorded, in their order.
         total_steps: the last step that takes new data, as the state file or the operator's command says.
         finish_after: the step after which that command ends the run; None without one.
-        data_generations, next_data_index: those of data that grow; the first data index that no round assigns yet.
         waiting: says what the run waits for, as "waits for …".
         explanation: says why the run is not faster; "" before that is known. Both may quote other machines' words.
     """
@@ -368,8 +366,6 @@ class RunStatus(WireDocument):
     """Why the coordinator can keep nothing at the moment, such as a full disk; meanwhile the run holds."""
     pausing: bool = False
     evaluations: tuple[Evaluation, ...] = ()
-    data_generations: tuple[DataGeneration, ...] = ()
-    next_data_index: Count = 0
     finish_after: Count | None = None
     waiting: str = ""
     explanation: str = ""

@@ -87,7 +87,6 @@ PHASES: Mapping[RunState, str] = MappingProxyType(
 
 DECIDED: Mapping[DataDecision, str] = MappingProxyType(
     {
-        "append": "decided by `data append`",
         "state file": "decided by the state file",
         "operator": "decided by the operator",
         "first round": "decided by the first round that was applied",

@@ -18,7 +18,6 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
 from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.providers.growing_data import FollowingDataProvider
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.runtime.retry import system_jitter
@@ -70,7 +69,7 @@ class MeshWorker:
         self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)), options=torch_options)
         self._layout = options.layout
         self._rounds: MeshRounds | None = None
-        self._provider: FollowingDataProvider | None = None
+        self._provider: DataProvider | None = None
         self._receiver: BatchReceiver | None = None
         self._ticket = ""
         self._document_version = 0
@@ -121,9 +120,7 @@ class MeshWorker:
     async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> BatchReceiver:
         """Open the run's data if they are not open; return this process's samples."""
         if self._provider is None:
-            self._provider = FollowingDataProvider(await self._open_provider(), self._open_provider)
-        await self._provider.follow(plan.data_generations, plan.data_fingerprint)
-        await self._provider.look_again()
+            self._provider = await self._open_provider()
         fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
         # Processes share batches; for this fetcher each data index is a batch.
         indices = loaded_indices(plan, self._layout, self._start.process)

@@ -1,6 +1,6 @@
 """A member of a run: a client that has joined, and the roster that members make."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 
@@ -90,10 +90,10 @@ class Member:
         last = self.conduct.last_applied_step
         return last is not None and last >= self.joining.step
 
-    def is_ready(self, run_data: Collection[str | None], now_s: float) -> bool:
+    def is_ready(self, run_data: str | None, now_s: float) -> bool:
         """Return whether it holds the model and data of these fingerprints, and does not rest."""
         readiness = self.readiness
-        has_all = readiness.step is not None and readiness.data_fingerprint in run_data
+        has_all = readiness.step is not None and readiness.data_fingerprint == run_data
         return has_all and not self.conduct.is_resting(now_s)
 
 

@@ -7,11 +7,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from epochal.coordinator.machine.parts.member import Member
-
-RunData: TypeAlias = tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +43,18 @@ class Numbers:
 NONE = Numbers()
 
 
-def numbers_of(member: Member, run_data: RunData, now_s: float) -> Numbers:
+def numbers_of(member: Member, run_data: str | None, now_s: float) -> Numbers:
     """Return a member as numbers, each 0 or 1.
 
     Args:
         member: the member.
-        run_data: the fingerprints of data that agree with the run's.
+        run_data: the fingerprint of the data on which the run is agreed.
         now_s: seconds on the run's clock.
     """
     if member.conduct.is_resting(now_s):
         return NONE
     found = member.readiness
-    is_ready = found.step is not None and found.data_fingerprint in run_data
+    is_ready = found.step is not None and found.data_fingerprint == run_data
     is_awaited = found.step is None and not found.was_late
     return Numbers(1, is_ready, is_ready and found.was_ready, is_awaited, is_awaited and found.was_ready)
 
@@ -68,17 +65,17 @@ class Tally:
 
     Attributes:
         members: the mapping that was counted.
-        run_data: the fingerprints of data that agree with the run's.
+        run_data: the fingerprint of the data on which the run is agreed.
         since_s, until_s: times from and before which they hold.
     """
 
     members: object
-    run_data: RunData
+    run_data: str | None
     since_s: float
     until_s: float
     numbers: Numbers
 
-    def holds(self, members: object, run_data: RunData, now_s: float) -> bool:
+    def holds(self, members: object, run_data: str | None, now_s: float) -> bool:
         """Whether these are the numbers of the members now."""
         is_same = self.members is members and self.run_data == run_data
         return is_same and self.since_s <= now_s < self.until_s
@@ -95,7 +92,7 @@ class Tally:
         return replace(self, members=members, numbers=numbers, until_s=until_s)
 
 
-def tally_of(members: object, counted: Iterable[Member], run_data: RunData, now_s: float) -> Tally:
+def tally_of(members: object, counted: Iterable[Member], run_data: str | None, now_s: float) -> Tally:
     """Count the members of a mapping."""
     counts: Counter[Numbers] = Counter()
     until_s = math.inf

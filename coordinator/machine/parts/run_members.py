@@ -11,7 +11,7 @@ from pydantic import Field
 
 from epochal.coordinator.machine.parts.admissions import NO_ADMISSIONS, Admissions
 from epochal.coordinator.machine.parts.member import Member
-from epochal.coordinator.machine.parts.member_counts import Numbers, RunData, Tally, tally_of
+from epochal.coordinator.machine.parts.member_counts import Numbers, Tally, tally_of
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain, removed, shared
 from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.state.wire import ClientId, Sha256
@@ -55,11 +55,11 @@ class RunMembers(WireDocument):
         """Return the members that do not rest."""
         return [member for member in self.by_id.values() if not member.conduct.is_resting(now_s)]
 
-    def ready(self, run_data: RunData, now_s: float) -> list[Member]:
+    def ready(self, run_data: str | None, now_s: float) -> list[Member]:
         """Return the members that hold the model and the run's data, and do not rest."""
         return [member for member in self.by_id.values() if member.is_ready(run_data, now_s)]
 
-    def numbers(self, run_data: RunData, now_s: float) -> Numbers:
+    def numbers(self, run_data: str | None, now_s: float) -> Numbers:
         """Return numbers of the members at a time, counted anew only where that cannot be helped."""
         tally = self.tally
         if tally is None or not tally.holds(self.by_id, run_data, now_s):

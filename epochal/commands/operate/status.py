@@ -130,10 +130,5 @@ def fingerprint(
         return
     found = ask(url, tls_ca, lambda operator: operator.status())
     typer.echo(f"{found.data_fingerprint or 'not decided'} ({found.data_decided_by})")
-    for known in found.data_generations:
-        typer.echo(
-            f"  from data index {known.first_data_index}: {known.fingerprint}, {known.sample_count} samples in "
-            f"{known.file_count} files"
-        )
     for dataset in found.datasets:
         typer.echo(f"  {dataset.member_count} members have {visible(dataset.data_fingerprint)}")

@@ -14,7 +14,6 @@ from epochal.batching.data_check import (
     SYSTEMATIC_PLACES,
     DataFindings,
     DataNeeds,
-    look_at_appended,
     look_at_data,
 )
 from epochal.batching.packing.packed_batches import Packing
@@ -195,22 +194,3 @@ async def test_records_for_a_run_that_does_not_pack_are_a_problem(tmp_path: Path
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n' * COUNT)
     (problem,) = (await looked_at(await open_lines(tmp_path))).problems
     assert 'allowed: with model.LLM.data_type = "Finetuning"' in problem
-
-
-@pytest.mark.parametrize("seed", [None, bytes(32)])
-async def test_few_appended_samples_are_looked_at_among_many(tmp_path: Path, seed: bytes | None) -> None:
-    text().tofile(tmp_path / "a.bin")
-    np.full(SEQ_LEN, 60_000, "<u2").tofile(tmp_path / "b.bin")
-    provider = LocalDataProvider.open(tmp_path, DatasetSpec(2, SEQ_LEN, seed))
-    (problem,) = (await look_at_appended(provider, needs(), 1)).problems
-    assert "token 60000 at position 0" in problem
-    assert "it is sequence" in problem
-    assert (await look_at_appended(provider, needs(), 2)).problems == []
-    assert provider.order.locate(DataIds(0, COUNT)), "afterwards data indices are of all files"
-
-
-async def test_appended_file_without_a_whole_sample_is_no_problem(tmp_path: Path) -> None:
-    text().tofile(tmp_path / "a.bin")
-    np.full(3, 60_000, "<u2").tofile(tmp_path / "b.bin")
-    provider = LocalDataProvider.open(tmp_path, DatasetSpec(2, SEQ_LEN))
-    assert (await look_at_appended(provider, needs(), 1)).problems == []

@@ -5,7 +5,6 @@ from dataclasses import replace
 from epochal.coordinator.insight.present import moment_of, passes_of, with_slowest
 from epochal.coordinator.machine.views import document_of
 from epochal.state.dataset_descriptions import DatasetDescription
-from epochal.state.generations import DataGeneration
 from tests.support.drive.machine_driver import in_round
 
 
@@ -16,14 +15,6 @@ def test_passes_tell_how_far_the_run_is_through_its_data() -> None:
     described = {"ab" * 32: DatasetDescription("token files", sample_count=16 * per_batch)}
     known = run.with_parts(replace(run.work, cursor=60), replace(run.data, fingerprint="ab" * 32, datasets=described))
     assert passes_of(known) == (3.75, 16 * per_batch)
-    small, large = (
-        DataGeneration(0, "cd" * 32, 10 * per_batch, 1),
-        DataGeneration(20 * per_batch, "ef" * 32, 80 * per_batch, 2),
-    )
-    grown = known.with_parts(
-        replace(known.identity, state_file=known.state_file.model_copy(update={"data_generations": (small, large)}))
-    )
-    assert passes_of(grown) == (2.5, 80 * per_batch)
 
 
 def test_clients_that_are_awaited_come_before_those_that_delivered() -> None:
