@@ -124,7 +124,7 @@ class _Checked:
 
         state, path = self._state
         with contextlib.suppress(InvalidInput, Unsupported):
-            notes = timer_notes(state, sizes_of(state), modest_clients(state), Links(), is_modest=True)
+            notes = timer_notes(state, sizes_of(state), modest_clients(state), Links())
             self.notes += [f"{path}: {note.text}" for note in notes]
 
     def _take(self, found: "NamedFiles") -> None:

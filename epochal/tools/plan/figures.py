@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from statistics import median
 
+from epochal.coordinator.blobs.room import room_needed
+from epochal.state.config.state_file import StateFile
 from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.round_model import (
     DOCUMENT_BYTES,
@@ -15,8 +17,9 @@ from epochal.state.round_model import (
 )
 from epochal.state.shown.critical_path import PartKind, path_through
 from epochal.state.wire import ClientId
-from epochal.tools.plan.plans import GroupPlan
+from epochal.tools.plan.plans import GroupPlan, Machines
 from epochal.tools.plan.played_run import PlayedClient, PlayedRound, PlayedRun, Stages
+from epochal.tools.plan.sizes import client_disk_bytes, client_memory_bytes
 
 PART_OF: dict[PartKind, str] = {
     "document": "messages",
@@ -163,8 +166,8 @@ def _asked(model: RoundModel, stages: Stages) -> float:
     return stages.read_count if stages.received_s is None else max(0.0, stages.read_count - model.bundled_count)
 
 
-def server_load(played: PlayedRun, round_s: float) -> dict[str, float]:
-    """Return the bytes through the servers in a round of this length, and the processor's part, as `Machines` does."""
+def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines:
+    """Return the machines' needs, with rounds of this length."""
     model, scale = played.model, played.scale
     result_bytes = model.sizes.result_bytes
     sent = received = results = read = messages = 0.0
@@ -186,12 +189,18 @@ def server_load(played: PlayedRun, round_s: float) -> dict[str, float]:
     sent, received, messages, results, read = (one / rounds for one in (sent, received, messages, results, read))
     made_bytes = results * result_bytes
     read_bytes = min(read * result_bytes, round_s * model.results_from_bytes_per_s)
+    sizes, count = model.sizes, model.client_count
     to_store, from_store = (made_bytes, read_bytes) if model.through_store else (0.0, 0.0)
     check_s = model.check_s if model.is_delivered else 0.0
-    return {
-        "to_coordinator_bytes": sent + made_bytes,
-        "from_coordinator_bytes": received + read_bytes - from_store,
-        "to_store_bytes": to_store,
-        "from_store_bytes": from_store,
-        "processor_part": (messages * model.costs.message_s + results * check_s) / round_s,
-    }
+    room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
+    return Machines(
+        client_memory_bytes=client_memory_bytes(sizes),
+        client_disk_bytes=client_disk_bytes(sizes, state, count),
+        coordinator_disk_bytes=0 if model.through_store else room,
+        store_disk_bytes=room if model.through_store else 0,
+        to_coordinator_bytes=sent + made_bytes,
+        from_coordinator_bytes=received + read_bytes - from_store,
+        to_store_bytes=to_store,
+        from_store_bytes=from_store,
+        processor_part=(messages * model.costs.message_s + results * check_s) / round_s,
+    )

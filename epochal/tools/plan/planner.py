@@ -9,25 +9,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from epochal.coordinator.blobs.room import room_needed
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import PARTS, ClientGroup, RoundModel
 from epochal.tools.plan.bottleneck import bottleneck
-from epochal.tools.plan.exceeded_limits import round_notes
-from epochal.tools.plan.figures import applied_batches, group_plans, path_of, server_load
-from epochal.tools.plan.plans import Machines, Plan, PlanOptions
+from epochal.tools.plan.figures import applied_batches, group_plans, machines_of, path_of
+from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import MAX_CLIENTS
-from epochal.tools.plan.sizes import client_disk_bytes, client_memory_bytes, sizes_of
+from epochal.tools.plan.sizes import sizes_of
 from epochal.tools.plan.timers import timer_notes
 
 SETTLING_ROUNDS = 11
 """Rounds until members' shares have grown and the time limit of rounds follows the rounds before."""
 MEASURED_ROUNDS = 4
 DAY_S = 86_400.0
+MOST_DELIVER = 0.9
+LARGE_PART = 0.2
+"""Part of an epoch's time that the time between two epochs may take without a warning."""
+FEW_ROUNDS = 5
+BUSY = 0.7
+"""Part of a core that a coordinator may take without a warning."""
 
 
 def check_groups(groups: Sequence[ClientGroup]) -> None:
@@ -68,7 +72,7 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
         text = f"no round ends with an outcome: after {phase_s:,.0f} s the run is in {phase.value}"
         return Plan(sizes, whole, f"{text} ({reason.partition(';')[0]})", notes)
     found = _figures(state, groups, played, measured)
-    return replace(found, warnings=(*round_notes(state, found), *notes))
+    return replace(found, warnings=(*_round_notes(state, found), *notes))
 
 
 def _figures(
@@ -106,7 +110,7 @@ def _figures(
         parts=parts,
         tokens_per_s=tokens / (round_s + (gap_s or 0.0) / rounds_of_epoch),
         groups=of_groups,
-        machines=_machines(state, played, round_s),
+        machines=machines_of(state, played, round_s),
         warm_up_s=warm_up_s,
         checkpoint_s=checkpoint_s,
         between_epochs_s=gap_s,
@@ -141,14 +145,35 @@ def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[Played
     return sum(map(float.__mul__, asked, map(float, counts))) / sum(counts)
 
 
-def _machines(state: StateFile, played: PlayedRun, round_s: float) -> Machines:
-    model = played.model
-    sizes, count = model.sizes, model.client_count
-    room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
-    return Machines(
-        client_memory_bytes=client_memory_bytes(sizes),
-        client_disk_bytes=client_disk_bytes(sizes, state, count),
-        coordinator_disk_bytes=0 if model.through_store else room,
-        store_disk_bytes=room if model.through_store else 0,
-        **server_load(played, round_s),
-    )
+def _round_notes(state: StateFile, found: Plan) -> tuple[str, ...]:
+    """Return a line for each limit of a run that its plan exceeds."""
+    config = state.config
+    notes = [
+        f"{100 - 100 * group.delivered_part:.0f} % of the assignments of {group.group.name!r} come too late: "
+        "the work is done again by others, and these clients are kept off for a while"
+        for group in found.groups
+        if group.delivered_part < MOST_DELIVER
+    ]
+    if found.between_epochs_s is None:
+        notes.append(
+            "epochs end without a checkpoint, because it is not there in time: results and outcomes pile up, and "
+            "newcomers have to rebuild the model from all of them"
+        )
+    elif found.between_epochs_s > LARGE_PART * config.epoch_time:
+        part = found.between_epochs_s / (config.epoch_time + found.between_epochs_s)
+        needed = math.ceil(found.between_epochs_s / LARGE_PART)
+        notes.append(
+            f"config.epoch_time is {config.epoch_time:g} s, and {found.between_epochs_s:,.0f} s pass between two "
+            f"epochs: {100 * part:.0f} % of the time; write `epoch_time = {needed}` or more"
+        )
+    if config.epoch_time < FEW_ROUNDS * found.round_s:
+        notes.append(
+            f"config.epoch_time is {config.epoch_time:g} s, in which fewer than {FEW_ROUNDS} rounds of "
+            f"{found.round_s:,.3g} s end; write `epoch_time = {math.ceil(10 * FEW_ROUNDS * found.round_s)}`"
+        )
+    if found.machines.processor_part > BUSY:
+        notes.append(
+            f"the coordinator takes {100 * found.machines.processor_part:.0f} % of a core; several coordinators over "
+            "PostgreSQL share requests, and an object store hands out results (docs/operations.md)"
+        )
+    return tuple(notes)

@@ -4,6 +4,7 @@ Only what follows from sizes, rates and claims alone is said here, so that it is
 clients; nothing is played, and nothing is refused.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,13 +52,13 @@ def _note(state: StateFile, name: str, why: str, needed_s: float) -> TimerNote:
 
 
 def modest_clients(state: StateFile) -> tuple[ClientGroup, ...]:
-    """Return the clients for which a state file is checked without a description; their speed is arbitrary."""
-    group = parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1M tokens/s")
-    return (replace(group, name=""),)
+    """Return the clients for which a state file is checked without a description; they train in no time."""
+    group = parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1 tokens/s")
+    return (replace(group, tokens_per_s=math.inf, name=""),)
 
 
 def timer_notes(
-    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links, *, is_modest: bool = False
+    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links
 ) -> tuple[TimerNote, ...]:
     """Return the timers that are too tight for these clients, each with what it lacks and what to write.
 
@@ -66,11 +67,10 @@ def timer_notes(
         sizes: of the run.
         groups: its clients.
         links: of the coordinator and the object store.
-        is_modest: whether they are those of `modest_clients`: then nothing is said of how long training takes.
     """
     return (
         *_of_warm_up(state, sizes, groups, links),
-        *_of_rounds(state, sizes, groups, links, is_modest=is_modest),
+        *_of_rounds(state, sizes, groups, links),
         *_of_checkpoints(state, sizes, groups),
         *_of_silence(state, groups),
     )
@@ -98,9 +98,7 @@ def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]
         yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART)
 
 
-def _of_rounds(
-    state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links, *, is_modest: bool
-) -> Iterator[TimerNote]:
+def _of_rounds(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> Iterator[TimerNote]:
     """Yield what RoundTrain lacks: it lasts until a quorum of witnesses holds every result."""
     config, result = state.config, f"a result of {shown_bytes(sizes.result_bytes)}"
     claims = sum(group.count * group.batches_per_round for group in groups)
@@ -108,14 +106,15 @@ def _of_rounds(
     fetching_s = _of_witnesses_s(state, sizes, groups, links)
 
     def delivering_s(group: ClientGroup) -> float:
-        training_s = 0.0 if is_modest else tokens * group.batches_per_round / group.tokens_per_s
+        training_s = tokens * group.batches_per_round / group.tokens_per_s
         return training_s + sizes.result_bytes / group.link.up_bytes_per_s + 3 * group.round_trip_s
 
     slowest = max(groups, key=delivering_s)
     delivered_s = delivering_s(slowest)
     needed_s = max(delivered_s + fetching_s, delivered_s / IN_TIME_PART)
     if needed_s > config.max_round_train_time:
-        training = "" if is_modest else f"train {tokens * slowest.batches_per_round:,.0f} tokens and "
+        is_known = math.isfinite(slowest.tokens_per_s)
+        training = f"train {tokens * slowest.batches_per_round:,.0f} tokens and " if is_known else ""
         why = (
             f"{_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}, what comes in the second "
             f"half counts as late, and witnesses need {_seconds(fetching_s)} to receive those of "

@@ -76,7 +76,7 @@ def test_modest_clients_train_in_no_time() -> None:
     (group,) = modest_clients(state)
     assert group.count == 5
     sizes = replace(sizes_of(state, PARAMETERS), tokens_per_batch=10**12)
-    assert timer_notes(state, sizes, [group], Links(), is_modest=True) == ()
+    assert timer_notes(state, sizes, [group], Links()) == ()
 
 
 @pytest.mark.parametrize(
