@@ -71,17 +71,6 @@ def compose() -> dict[str, Any]:
     return cast("dict[str, Any]", yaml.safe_load(re.sub(r"(?<!\$)\$\{[A-Z_]+:-([^}]*)\}", r"\1", text)))
 
 
-def manifests() -> list[dict[str, Any]]:
-    """Return every Kubernetes object."""
-    texts = [path.read_text(encoding="utf-8") for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))]
-    return [each for text in texts for each in yaml.safe_load_all(text)]
-
-
-def objects(kind: str) -> dict[str, dict[str, Any]]:
-    """Return the Kubernetes objects of a kind by their names."""
-    return {each["metadata"]["name"]: each for each in manifests() if each["kind"] == kind}
-
-
 def unit(program: str) -> dict[str, list[str]]:
     """Return the settings of the systemd unit of a program, with their values in order."""
     found: dict[str, list[str]] = {}

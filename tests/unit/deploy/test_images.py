@@ -2,7 +2,7 @@
 
 import re
 
-from tests.support.deployment import DEPLOY, manifests
+from tests.support.deployment import DEPLOY
 
 LINE = re.compile(r"(?P<variable>[A-Z]+_IMAGE)=(?P<image>[a-z0-9./-]+:[\w.-]+)(?P<digest>@sha256:[0-9a-f]{64})?")
 LINES = [
@@ -33,8 +33,3 @@ def test_compose_file_names_no_image_but_those_in_the_list() -> None:
     named = [re.fullmatch(r"\$\{([A-Z]+_IMAGE):-(\S+)\}", image) for image in used]
     assert None not in named, used
     assert {found[1]: found[2] for found in named if found} == IMAGES | OURS
-
-
-def test_manifests_name_our_own_image_alone() -> None:
-    found = set(re.findall(r"'image': '([^']+)'", str(manifests())))
-    assert found == {"registry.example.org/" + OURS["EPOCHAL_IMAGE"]}
