@@ -1,8 +1,7 @@
 """The identity of a dataset: its files' names and sizes, and their contents where manifests name them.
 
-The content of a file is named by the SHA-256 that a manifest has for it, or, in a manifest that was written before
-there was one, by a hash over the hashes of its blocks. The same files have the same fingerprint on a disk, over HTTP
-and in a bucket, as long as they have the same names below the dataset's folder and their contents are named alike.
+The content of a file is named by the SHA-256 that a manifest has for it. The same files have the same fingerprint on a
+disk, over HTTP and in a bucket, as long as they have the same names below the dataset's folder.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -13,7 +13,6 @@ from pyarrow import parquet
 import epochal.data_providers.providers.unchanged_file
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, ListedFile, parse_manifest
 from epochal.data_providers.sources.renewed_manifest import write_manifest
@@ -230,13 +229,3 @@ def test_warnings_about_one_file_have_a_limit(tmp_path: Path, caplog: pytest.Log
             os.utime(path, ns=(0, LONG_AGO_NS + number))
             kept.read(file.fileno(), 0, memoryview(bytearray(64)))
     assert len(caplog.records) == epochal.data_providers.providers.unchanged_file.MAX_WARNINGS
-
-
-async def test_source_of_a_listed_file_brings_what_the_manifest_says(listed: Path) -> None:
-    source, into, true = LocalSource.open(listed.parent), bytearray(300), content(listed)
-    rewrite(listed, true[::-1])
-    with pytest.raises(CorruptData, match="block 0 of 4096 bytes"):
-        await source.read_into("a.bin", MIN_BLOCK_BYTES - 100, memoryview(into))
-    rewrite(listed, true)
-    await source.read_into("a.bin", MIN_BLOCK_BYTES - 100, memoryview(into))
-    assert into == true[MIN_BLOCK_BYTES - 100 : MIN_BLOCK_BYTES + 200]

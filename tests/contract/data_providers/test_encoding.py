@@ -58,14 +58,6 @@ async def test_data_of_another_tokenizer_are_refused(tmp_path: Path, changes: di
     assert problems[0].startswith(said)
 
 
-async def test_another_tokenizer_than_the_runs_is_named_with_both(tmp_path: Path) -> None:
-    (problem,) = await problems_of(write_dataset(tmp_path / "data"), tokenizer=OTHERS)
-    assert problem == (
-        f"one.bin, and 1 more files: was made with the tokenizer ours ({OURS}); the run's is {OTHERS} "
-        "(model.LLM.tokenizer)"
-    )
-
-
 async def test_files_of_two_tokenizers_are_refused_by_a_run_that_names_none(tmp_path: Path) -> None:
     (problem,) = await problems_of(write_dataset(tmp_path / "data", sha256=OTHERS, tokenizer="theirs"), tokenizer=None)
     assert problem == f"two.bin: was made with the tokenizer theirs ({OTHERS}), and one.bin with ours ({OURS})"

@@ -270,10 +270,3 @@ async def test_dummy_provider_golden_vector_never_changes() -> None:
     batch = await provider.get_samples(DataIds(41, 42))
     assert provider.sequence_count is None
     assert batch.rows().tolist() == [[147, 151, 80, 169, 21, 16], [221, 1, 231, 131, 161, 192]]
-
-
-async def test_dummy_provider_has_every_data_index_and_few_repeats() -> None:
-    provider = DummyDataProvider(SPEC)
-    rows = (await provider.get_samples(DataIds(MAX_INDEX - 999, MAX_INDEX))).rows()
-    assert rows.max() < 256
-    assert len(np.unique(rows, axis=0)) == 1000

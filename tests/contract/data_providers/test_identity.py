@@ -109,14 +109,6 @@ def test_other_bytes_of_the_same_size_have_another_fingerprint(folder: Path) -> 
     assert all(f"'en/a.bin' of {len(data)} bytes (content {content}…)" in said for content in contents)
 
 
-def test_fingerprint_by_content_does_not_depend_on_the_size_of_blocks(folder: Path) -> None:
-    found = set()
-    for block_bytes in (MIN_BLOCK_BYTES, 2 * MIN_BLOCK_BYTES):
-        write_manifest(folder, data_names(folder), block_bytes)
-        found.add(opened(folder).fingerprint)
-    assert len(found) == 1
-
-
 def test_manifest_whose_whole_hash_is_wrong_or_none_is_refused(folder: Path) -> None:
     write_manifest(folder, data_names(folder))
     document = json.loads((folder / MANIFEST_NAME).read_text())
@@ -128,15 +120,6 @@ def test_manifest_whose_whole_hash_is_wrong_or_none_is_refused(folder: Path) -> 
     (folder / MANIFEST_NAME).write_text(json.dumps(document))
     with pytest.raises(CorruptData, match=r"en/a\.bin has the sha256 'XYZ'; allowed: 64 hex digits"):
         opened(folder)
-
-
-def test_data_with_a_manifest_and_without_are_told_apart_in_words(folder: Path) -> None:
-    without = opened(folder).description
-    write_manifest(folder, data_names(folder))
-    with_one = opened(folder).description
-    said = dataset_difference(without, with_one)
-    assert "identified by names and sizes" in said
-    assert "identified by contents" in said
 
 
 @pytest.mark.parametrize(

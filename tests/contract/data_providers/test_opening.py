@@ -12,7 +12,6 @@ from epochal.data_providers.locations import Registered, parse_location
 from epochal.data_providers.open_data import OpenOptions, open_described, open_location, open_provider
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.dummy import DummyDataProvider
-from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.runtime.permissions import OWNERS
@@ -23,7 +22,6 @@ from epochal.state.errors import InvalidConfig, InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.data.data_files import SEED, write_dataset
 from tests.support.data.states import state_file
-from tests.support.heavy import need_module
 from tests.support.servers.data_http import FileServer, http_server
 from tests.support.servers.data_server import serving
 
@@ -65,27 +63,10 @@ def test_location_text_of_each_form_is_read(text: str, location: Any) -> None:
     assert parse_location(text) == location
 
 
-async def test_url_of_no_file_is_named_as_it_was_given() -> None:
-    with pytest.raises(InvalidInput, match=r"'http://\[::1'"):
-        await open_location(SingleUrl("http://[::1"), DatasetSpec(2, 16), OpenOptions("", lambda: "", OWNERS))
-
-
 @pytest.mark.parametrize("text", ["", "tcp://", "tcp://host", "tcp://host:99999", "http://", "https:// x"])
 def test_location_text_without_a_form_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="data location"):
         parse_location(text)
-
-
-async def test_factory_opens_the_dummy() -> None:
-    provider = await opened("Dummy")
-    assert isinstance(provider, DummyDataProvider)
-    assert len(await first_tokens(provider)) == 16
-
-
-async def test_factory_opens_local_files_in_their_order(tmp_path: Path) -> None:
-    provider = await opened({"Local": str(write_dataset(tmp_path))})
-    assert isinstance(provider, LocalDataProvider)
-    assert await first_tokens(provider) == list(range(16))
 
 
 async def test_factory_opens_one_url_with_its_token_size_and_shuffle(tmp_path: Path) -> None:
@@ -144,12 +125,6 @@ async def test_factory_refuses_a_data_toml_that_is_wrong_or_missing(tmp_path: Pa
 async def test_data_server_is_not_asked_by_who_is_no_member() -> None:
     with pytest.raises(InvalidInput, match="serves only a run's members; name the data's files or URL with --data"):
         await open_location(parse_location("tcp://127.0.0.1:1"), DatasetSpec(2, 16), OpenOptions("", None, OWNERS))
-
-
-async def test_factory_names_preprocessed_samples_that_are_not_there() -> None:
-    need_module("pyarrow")
-    with pytest.raises(Rejected, match="somewhere cannot be read: No such file"):
-        await opened({"Preprocessed": "somewhere"})
 
 
 def register(folder: Path, monkeypatch: pytest.MonkeyPatch, opener: str) -> None:

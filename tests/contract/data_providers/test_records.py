@@ -127,16 +127,6 @@ async def test_neighbouring_records_take_one_request(tmp_path: Path) -> None:
     assert len(server.requests) == 1
 
 
-async def test_file_that_changes_under_the_run_is_corrupt(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_bytes(TEXT)
-    async with http_server(FileServer(tmp_path)) as url:
-        provider = await open_location(parse_location(f"{url}/a.jsonl"), DatasetSpec(2, 16), OPTIONS)
-        (tmp_path / "a.jsonl").write_bytes(TEXT.replace(b"record 1", b"RECORD 1"))
-        with pytest.raises(CorruptData, match="changed"):
-            await records(provider, 0, 5)
-        await provider.aclose()
-
-
 async def test_compressed_file_that_changes_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(TEXT))

@@ -3,12 +3,10 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from epochal.coordinator.proof.audit import AuditReport
 from tests.support.drive.processes import real_run
 from tests.support.models.installed_trainers import register
 
@@ -23,14 +21,6 @@ FINETUNING = {
 
 
 ENCODER = "tests.support.models.encoders:Chat"
-
-
-async def finished(folder: Path, **overrides: Any) -> AuditReport:
-    """Run to the end, and return the report."""
-    async with real_run(folder, **(FINETUNING | overrides)) as run:
-        for _ in range(2):
-            await run.start_client()
-        return await run.finish()
 
 
 def write_records(path: Path, count: int) -> None:

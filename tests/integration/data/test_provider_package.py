@@ -28,13 +28,3 @@ async def test_installed_package_serves_its_scheme(installed: str, tmp_path: Pat
     ran.expect(0)
     report = json.loads(ran.out)
     assert (report["sequences"], report["sample_parts"]) == (len(TEXT) // 64, [{"text": TEXT[:64], "learnt": True}])
-
-
-async def test_errors_of_the_package_are_shown(installed: str, tmp_path: Path) -> None:
-    ran = await run_command("data", "inspect", f"text://{tmp_path / 'absent.txt'}", PYTHONPATH=installed)
-    ran.expect(2, "absent.txt cannot be read")
-
-
-async def test_without_the_package_the_scheme_is_unknown() -> None:
-    ran = await run_command("data", "inspect", "text://play.txt")
-    ran.expect(2, "no data provider is called 'text'; allowed: az, dummy, gs, hf, http")

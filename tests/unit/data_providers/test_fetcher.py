@@ -197,14 +197,6 @@ async def test_fetch_data_token_above_the_vocabulary_is_narrowed_to_its_batch() 
     assert receiver.failed_batch == BatchId(2, 2)
 
 
-@pytest.mark.parametrize("vocabulary", [None, 256])
-@in_virtual_time
-async def test_fetch_data_tokens_that_the_vocabulary_allows_are_delivered(vocabulary: int | None) -> None:
-    async with asyncio.TaskGroup() as group:
-        fetcher = DataFetcher(Provider(), SETTINGS, lambda: 0.5, vocabulary)
-        assert sum([batch.sample_count async for batch in fetcher.fetch_data((BatchId(0, 9),), group)]) == 20
-
-
 @pytest.mark.parametrize(("offsets", "index"), [([0, 2, 2, 5], 12), ([0, 5], 10), ([0, 3, 5, 5], 10)])
 def test_check_vocabulary_names_the_sample_that_holds_the_token(offsets: list[int], index: int) -> None:
     batch = TokenBatch(np.array([1, 2, 9, 9, 1], "<u2"), np.array(offsets, np.int64))

@@ -145,17 +145,6 @@ def test_failure_ahead_is_silent_and_the_round_reports_it() -> None:
     with_ahead(provider, test)
 
 
-def test_answer_of_another_number_of_samples_is_not_kept() -> None:
-    provider = Provider()
-    provider.short = True
-
-    async def test(ahead: AheadSamples) -> None:
-        await fetch_ahead(ahead, NEXT)
-        assert ahead.held == ()
-
-    with_ahead(provider, test)
-
-
 def test_request_under_way_is_waited_for_if_the_round_needs_it() -> None:
     provider = Provider()
     provider.delay_s = 1.0

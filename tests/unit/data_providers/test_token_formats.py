@@ -144,13 +144,6 @@ def test_batch_whose_parts_do_not_fit_is_corrupt(parts: dict[str, list[int]]) ->
         TokenBatch(np.arange(6, dtype="<u2"), **arrays)
 
 
-def test_batch_with_all_parts_is_kept() -> None:
-    flat = np.arange(6)
-    batch = TokenBatch(np.arange(6, dtype="<u2"), np.array([0, 3, 6]), flat, flat, np.array([1, 2, 3]))
-    assert batch.sequence_lengths is not None
-    assert batch.labels is flat
-
-
 EXTENTS = st.lists(
     st.builds(Extent, st.integers(0, 2), st.integers(0, 5000), st.integers(1, 600)), min_size=1, max_size=30
 )

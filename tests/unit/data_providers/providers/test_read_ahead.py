@@ -75,17 +75,6 @@ def test_samples_read_ahead_are_those_that_were_requested(sizes: list[int], step
     asyncio.run(main())
 
 
-async def test_samples_that_were_read_ahead_belong_to_the_caller() -> None:
-    source = Source()
-    ahead = ReadAhead(source.fill, SPEC)
-    with ahead.expecting([DataIds(0, 99)], 2):
-        found = [await ahead.get(data_ids) for data_ids in requests([2] * 50)]
-        for tokens, data_ids in zip(found, requests([2] * 50), strict=True):
-            assert np.array_equal(tokens, expected(data_ids))
-            tokens[:] = 0
-    await ahead.aclose()
-
-
 async def test_read_ahead_holds_no_more_than_its_budget() -> None:
     source = Source()
     budget = Budget(10 * 8 * 4)  # of 40 samples of 8 bytes
