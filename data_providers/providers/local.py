@@ -7,14 +7,12 @@ still the one that it was (`KeptFile`); if not, it is read again, compared with 
 """
 
 import asyncio
-import errno
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -22,21 +20,13 @@ import numpy as np
 from epochal.data_providers.description import describe_tokens
 from epochal.data_providers.file_names import TOKEN_FILES
 from epochal.data_providers.formats.discovery import Part, discovery
-from epochal.data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from epochal.data_providers.formats.token_file import TokenFile
+from epochal.data_providers.identity import contents_of
 from epochal.data_providers.order import DataOrder
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, SourceUnavailable, TokenBatch
-from epochal.data_providers.providers.local_manifest import (
-    contents_in,
-    encodings_in,
-    listed_beside,
-    listed_in_folder,
-    refuse_splits,
-)
-from epochal.data_providers.providers.local_places import cannot_open, files_below
-from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile, read_whole
-from epochal.data_providers.sources.byte_source import SourceFile
-from epochal.data_providers.sources.manifest import MANIFEST_NAME, Manifest
+from epochal.data_providers.providers.local_manifest import refuse_splits
+from epochal.data_providers.providers.local_source import LocalSource
+from epochal.data_providers.providers.unchanged_file import FileVersion, read_whole
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 
@@ -67,22 +57,13 @@ class LocalDataProvider:
 
     is_at_hand = True
 
-    def __init__(
-        self,
-        paths: Mapping[str, Path],
-        versions: Mapping[str, FileVersion],
-        files: Sequence[TokenFile],
-        spec: DatasetSpec,
-        manifest: Manifest = MappingProxyType({}),
-    ) -> None:
-        self.order = DataOrder(files, spec, contents=contents_in(manifest))
-        self.encodings = encodings_in(manifest)
+    def __init__(self, source: LocalSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        self.order = DataOrder(files, spec, contents=contents_of(source.files))
+        self.encodings = {file.name: file.encoding for file in source.files if file.encoding is not None}
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)
-        self._files = [
-            KeptFile(paths[file.name], versions[file.name], manifest.get(file.name)) for file in self.order.files
-        ]
+        self._files = [source.kept[file.name] for file in self.order.files]
         self._open_files: OrderedDict[int, _OpenFile] = OrderedDict()
         self._lock = threading.Lock()
         self._nowait = _NOWAIT
@@ -98,26 +79,13 @@ class LocalDataProvider:
             CorruptData: there are no token files, one of them is not in its format, or differs from the manifest
                 beside them; the fault of the data's owner.
         """
-        try:
-            if path.is_dir():
-                paths = dict(files_below(path))
-                refuse_splits(path, paths)
-                versions = _versions(paths)
-                manifest = listed_in_folder(path, paths)
-            else:
-                # A single file is a dataset by itself; of the files beside it only its own index matters.
-                wanted = [path] + ([path.with_suffix(INDEX_SUFFIX)] if path.suffix == TOKENS_SUFFIX else [])
-                paths = {file.name: file for file in wanted if file.is_file()}
-                if path.name not in paths:
-                    raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-                versions = _versions(paths)
-                manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
-            files = _discovered(paths, versions, spec)
-        except OSError as error:
-            raise cannot_open(path, error) from error
+        source = LocalSource.open(path)
+        if path.is_dir():
+            refuse_splits(path, [file.name for file in source.files])
+        files = _discovered(source, spec)
         if not files:
             raise CorruptData(f"{path} holds no token files ({TOKEN_FILES})", path=str(path))
-        return cls(paths, versions, files, spec, manifest)
+        return cls(source, files, spec)
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
@@ -245,23 +213,18 @@ def _read_into(view: memoryview, fd: int, offset: int, flags: int, path: Path) -
     return True
 
 
-def _versions(paths: Mapping[str, Path]) -> dict[str, FileVersion]:
-    return {name: FileVersion.of(path.stat()) for name, path in paths.items()}
-
-
-def _discovered(paths: Mapping[str, Path], versions: Mapping[str, FileVersion], spec: DatasetSpec) -> list[TokenFile]:
-    files = [SourceFile(name, versions[name].size_bytes, str(path)) for name, path in paths.items()]
-    asking = discovery(files, spec)
+def _discovered(source: LocalSource, spec: DatasetSpec) -> list[TokenFile]:
+    asking = discovery(source.files, spec)
     try:
         wanted = next(asking)
         while True:
-            wanted = asking.send([_read_part(paths[part.name], part) for part in wanted])
+            wanted = asking.send([_read_part(source, part) for part in wanted])
     except StopIteration as finished:
         found: list[TokenFile] = finished.value
         return found
 
 
-def _read_part(path: Path, part: Part) -> bytes:
-    with path.open("rb") as file:
-        file.seek(part.start)
-        return file.read(part.stop - part.start)
+def _read_part(source: LocalSource, part: Part) -> bytes:
+    into = bytearray(part.stop - part.start)
+    source.read(part.name, part.start, memoryview(into))
+    return bytes(into)

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from epochal.data_providers.encoding import TokenEncoding
-from epochal.data_providers.identity import Contents
 from epochal.data_providers.protocol import CorruptData, Rejected
 from epochal.data_providers.providers.unchanged_file import check_block
 from epochal.data_providers.sources.byte_source import SourceFile
@@ -66,16 +64,6 @@ def listed_beside(manifest_path: Path, path: Path) -> Manifest:
     check_sizes(str(path.parent), {path.name: _source_file(path.name, path)}, manifest)
     _compare_some({path.name: path}, manifest)
     return manifest
-
-
-def contents_in(manifest: Manifest) -> Contents:
-    """Return the contents that a manifest names."""
-    return {name: listed.content for name, listed in manifest.items()}
-
-
-def encodings_in(manifest: Manifest) -> dict[str, TokenEncoding]:
-    """Return the encoding of the files' tokens, as far as a manifest records it."""
-    return {name: listed.encoding for name, listed in manifest.items() if listed.encoding is not None}
 
 
 def _source_file(name: str, path: Path) -> SourceFile:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+from epochal.data_providers.formats.megatron import INDEX_SUFFIX, TOKENS_SUFFIX
 from epochal.data_providers.protocol import CorruptData, SourceUnavailable
-from epochal.data_providers.providers.local_manifest import contents_in, encodings_in, listed_beside, listed_in_folder
+from epochal.data_providers.providers.local_manifest import listed_beside, listed_in_folder
 from epochal.data_providers.providers.local_places import cannot_open, files_below
 from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile, read_whole
 from epochal.data_providers.sources.byte_source import SourceFile
-from epochal.data_providers.sources.manifest import MANIFEST_NAME
+from epochal.data_providers.sources.manifest import MANIFEST_NAME, ListedFile
 
 
 class LocalSource:
@@ -24,14 +25,15 @@ class LocalSource:
     def __init__(self, location: str, files: Sequence[SourceFile], kept: Mapping[str, KeptFile]) -> None:
         self.location = location
         self.files = files
-        self._kept = kept
+        self.kept = kept
         self._sizes = {file.name: file.size_bytes for file in files}
 
     @classmethod
     def open(cls, path: Path) -> Self:
         """List one file, or the files of a folder and of those below it, hidden ones left out. Blocks.
 
-        Manifests name their contents, and some blocks are compared with them.
+        Manifests name their contents, and some blocks are compared with them. Of the files beside a single one, only
+        Megatron's index of it belongs to the source.
 
         Raises:
             SourceUnavailable: the files cannot be listed now; retry.
@@ -44,16 +46,12 @@ class LocalSource:
                 versions = {name: FileVersion.of(file.stat()) for name, file in found.items()}
                 manifest = listed_in_folder(path, found)
             else:
-                found = {path.name: path}
-                versions = {path.name: FileVersion.of(path.stat())}
+                index = path.with_suffix(INDEX_SUFFIX)
+                beside = [index] if path.suffix == TOKENS_SUFFIX and index.is_file() else []
+                found = {file.name: file for file in (path, *beside)}
+                versions = {name: FileVersion.of(file.stat()) for name, file in found.items()}
                 manifest = listed_beside(path.with_name(MANIFEST_NAME), path)
-            contents, encodings = contents_in(manifest), encodings_in(manifest)
-            files = []
-            for name, file in found.items():
-                size_bytes, version = versions[name].size_bytes, str(versions[name].modified_ns)
-                content, encoding = contents.get(name, ""), encodings.get(name)
-                place = str(file.absolute())
-                files.append(SourceFile(name, size_bytes, place, version, content=content, encoding=encoding))
+            files = [_source_file(name, file, versions[name], manifest.get(name)) for name, file in found.items()]
         except OSError as error:
             raise cannot_open(path, error) from error
         kept = {name: KeptFile(file, versions[name], manifest.get(name)) for name, file in found.items()}
@@ -71,7 +69,7 @@ class LocalSource:
 
     def read(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`. Blocks."""
-        kept = self._kept[name]
+        kept = self.kept[name]
         path = kept.path
         try:
             with path.open("rb", buffering=0) as file:
@@ -81,8 +79,21 @@ class LocalSource:
                 read_whole(file.fileno(), start, into, path)
                 if not kept.holds(FileVersion.of(os.fstat(file.fileno())), start, len(into)):
                     kept.read(file.fileno(), start, into)
+        except PermissionError as error:
+            raise cannot_open(path, error) from error
         except OSError as error:
             raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
 
     async def aclose(self) -> None:
         """Do nothing: no file is kept open."""
+
+
+def _source_file(name: str, path: Path, version: FileVersion, listed: ListedFile | None) -> SourceFile:
+    return SourceFile(
+        name,
+        version.size_bytes,
+        str(path.absolute()),
+        str(version.modified_ns),
+        content="" if listed is None else listed.content,
+        encoding=None if listed is None else listed.encoding,
+    )
