@@ -1,11 +1,10 @@
 """Describes a provider's data in a few words, for messages about data that differ (`state/dataset_descriptions.py`)."""
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from epochal.data_providers.order import DataFile, DataOrder
+from epochal.data_providers.order import DataOrder
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.runtime.visible_text import visible
 from epochal.state.dataset_descriptions import (
@@ -25,28 +24,17 @@ def shuffle_name(seed: bytes | None) -> str:
     return "" if seed is None else hashlib.sha256(seed).hexdigest()[:SHUFFLE_NAME_DIGITS]
 
 
-def describe_files(
-    kind: str, files: Sequence[DataFile], sample_count: int | None, shuffle_seed: bytes | None = None
-) -> DatasetDescription:
-    """Return the description of a dataset of files, which are in the order of their names."""
-    return DatasetDescription(
-        kind=kind,
-        sample_count=sample_count,
-        shuffle=shuffle_name(shuffle_seed),
-        file_count=len(files),
-        total_bytes=sum(file.size_bytes for file in files),
-        files=tuple(DescribedFile(_short(file.name), file.size_bytes) for file in files[:MAX_DESCRIBED_FILES]),
-    )
-
-
 def describe_order(kind: str, order: DataOrder[Any]) -> DatasetDescription:
     """Return the description of the dataset that has this order, with what distinguishes its files from others."""
-    described = describe_files(kind, order.files, order.sequence_count, order.spec.shuffle_seed)
-    return replace(
-        described,
+    return DatasetDescription(
+        kind=kind,
+        sample_count=order.sequence_count,
+        shuffle=shuffle_name(order.spec.shuffle_seed),
+        file_count=len(order.files),
+        total_bytes=sum(file.size_bytes for file in order.files),
         files=tuple(
-            replace(listed, content=_content_name(order.contents.get(file.name, "")))
-            for listed, file in zip(described.files, order.files, strict=False)
+            DescribedFile(_short(file.name), file.size_bytes, _content_name(order.contents.get(file.name, "")))
+            for file in order.files[:MAX_DESCRIBED_FILES]
         ),
         identified_by=order.identified_by,
     )
