@@ -1,8 +1,9 @@
 """The provider over a `ByteSource`: samples from token files, by few range requests of bounded size."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -24,6 +25,15 @@ MAX_RANGE_BYTES = 16 * 1024**2
 
 MAX_GAP_BYTES = 16 * 1024
 """Maximum number of unwanted bytes between two ranges that are requested as one."""
+
+
+class Part(NamedTuple):
+    """A part of an answer: `length` bytes from `offset` on of a file, by its position in the order, to `target`."""
+
+    file: int
+    offset: int
+    target: int
+    length: int
 
 
 class Piece(NamedTuple):
@@ -87,7 +97,7 @@ class RangedDataProvider:
         """Fill an array with the samples of these data indices."""
         view = tokens.view(np.uint8).data
         ranges = plan_ranges(self.order.locate(data_ids), self.order.files, self.order.spec)
-        await read_ranges(self._source, self.order.files, ranges, view)
+        await read_ranges(self.order.files, ranges, view, partial(read_many, self._source))
 
     async def aclose(self) -> None:
         self._closed = True
@@ -96,9 +106,12 @@ class RangedDataProvider:
 
 
 async def read_ranges(
-    source: ByteSource, files: Sequence[DataFile], ranges: Sequence[ByteRange], view: memoryview
+    files: Sequence[DataFile],
+    ranges: Sequence[ByteRange],
+    view: memoryview,
+    read: Callable[[Sequence[Wanted]], Awaitable[None]],
 ) -> None:
-    """Fill `view` with the pieces of these ranges. Raises what `ByteSource.read_into` raises."""
+    """Fill `view` with the pieces of these ranges, by `read`, whose errors are raised."""
     wanted: list[Wanted] = []
     scattered: list[tuple[ByteRange, memoryview]] = []
     for one in ranges:
@@ -109,7 +122,7 @@ async def read_ranges(
         else:
             into = view[piece.target : piece.target + piece.length]
         wanted.append(Wanted(files[one.file].name, one.start, into))
-    await read_many(source, wanted)
+    await read(wanted)
     for one, found in scattered:
         for begin, target, length in one.pieces:
             view[target : target + length] = found[begin : begin + length]
@@ -122,12 +135,17 @@ def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: Dat
         extents: the places of a request, in the order of the answer.
         files: the dataset's files, in its order.
     """
-    parts: list[tuple[int, int, int, int]] = []
+    parts: list[Part] = []
     target = 0
     for extent in extents:
         length = extent.length * spec.sequence_bytes
-        parts.append((extent.file, files[extent.file].offset_bytes(extent.sequence, spec), target, length))
+        parts.append(Part(extent.file, files[extent.file].offset_bytes(extent.sequence, spec), target, length))
         target += length
+    return ranges_of(parts)
+
+
+def ranges_of(parts: Iterable[Part]) -> list[ByteRange]:
+    """Return the ranges that hold these parts, by file and offset."""
     ranges: list[ByteRange] = []
     pieces: list[Piece] = []
     file, start, stop = -1, 0, 0
@@ -144,10 +162,10 @@ def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: Dat
     return ranges
 
 
-def _cut_long(parts: Iterable[tuple[int, int, int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the parts (file, offset, offset in the answer, bytes), those over `MAX_RANGE_BYTES` in several."""
+def _cut_long(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the parts, those of more than `MAX_RANGE_BYTES` in several."""
     for file, offset, target, left in parts:
         while left:
             length = min(left, MAX_RANGE_BYTES)
-            yield file, offset, target, length
+            yield Part(file, offset, target, length)
             offset, target, left = offset + length, target + length, left - length

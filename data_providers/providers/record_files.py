@@ -21,7 +21,7 @@ from epochal.data_providers.file_names import TAR_SUFFIX
 from epochal.data_providers.formats.json_lines import lines_of
 from epochal.data_providers.formats.tar import record_of, samples_of_tar
 from epochal.data_providers.identity import contents_of
-from epochal.data_providers.order import DataFile, DataOrder, Extent
+from epochal.data_providers.order import DataFile, DataOrder
 from epochal.data_providers.protocol import (
     CorruptData,
     DatasetSpec,
@@ -30,6 +30,7 @@ from epochal.data_providers.protocol import (
     check_sample_count,
     dataset_fingerprint,
 )
+from epochal.data_providers.providers.ranged import ByteRange, Part, ranges_of, read_ranges
 from epochal.data_providers.sources.byte_source import (
     MAX_CONCURRENT_READS,
     ByteSource,
@@ -45,10 +46,6 @@ from epochal.data_providers.sources.unpacked import PackedFile, Unpacker, spool_
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 
-MAX_GAP_BYTES = 16 * 1024
-"""Maximum number of unwanted bytes between two records that are requested as one range."""
-MAX_RANGE_BYTES = 16 * 1024**2
-"""Maximum size of a range of several records."""
 _LINES, _TAR = "JSON lines", "WebDataset"
 _NAMES = {_LINES: "json-lines", _TAR: "webdataset"}
 """The kinds of files, and their names in fingerprints."""
@@ -87,6 +84,7 @@ class RecordsDataProvider:
         self._source = source
         self._unpacker = unpacker
         self._closed = False
+        self._packed = {file.name: file.packed for file in files if file.packed is not None}
         self.files: tuple[RecordFile, ...] = self.order.files
         """The files in their order; a token of theirs is a record."""
         self.sequence_count = self.order.sequence_count
@@ -122,26 +120,43 @@ class RecordsDataProvider:
         if self._closed:
             raise InternalError("get_samples after aclose")
         check_sample_count(data_ids)
-        extents = self.order.locate(data_ids)
-        wanted = [self._places_of(extent) for extent in extents]
-        check_answer_bytes(2 * sum(int((places[1::2] - places[::2]).sum()) for places in wanted))
-        parts = _Parts(self._source, self._unpacker)
-        for extent, places in zip(extents, wanted, strict=True):
-            parts.want(self.files[extent.file], places)
-        await parts.read()
+        parts: list[Part] = []
+        size_bytes = 0
+        for extent in self.order.locate(data_ids):
+            places = self.files[extent.file].places[:, extent.sequence : extent.sequence + extent.length]
+            for start, stop in zip(places[::2].T.ravel().tolist(), places[1::2].T.ravel().tolist(), strict=True):
+                parts.append(Part(extent.file, start, size_bytes, stop - start))
+                size_bytes += stop - start
+        check_answer_bytes(2 * size_bytes)
+        body = np.empty(size_bytes, np.uint8)
+        await self._read(ranges_of(parts), body.data)
+        lengths = [part.length for part in parts]
+        if self.files[0].format == _TAR:
+            records = self._records_of(parts, body.tobytes())
+            lengths, body = [len(record) for record in records], np.frombuffer(b"".join(records), np.uint8)
+        offsets = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+        return TokenBatch(body.astype("<u2"), offsets, is_text=True)
+
+    async def _read(self, ranges: Sequence[ByteRange], view: memoryview) -> None:
+        plain = [one for one in ranges if self.files[one.file].packed is None]
+        packed = [one for one in ranges if self.files[one.file].packed is not None]
+        await read_ranges(self.files, plain, view, partial(read_many, self._source))
+        await read_ranges(self.files, packed, view, self._read_unpacked)
+
+    async def _read_unpacked(self, wanted: Sequence[Wanted]) -> None:
+        async def read_one(one: Wanted) -> None:
+            content = await self._unpacker.whole(self._packed[one.name])
+            await asyncio.to_thread(content.read_into, one.start, one.into)
+
+        await run_bounded(read_one, wanted, MAX_CONCURRENT_READS)
+
+    def _records_of(self, parts: Sequence[Part], body: bytes) -> list[bytes]:
+        """Return a tar's records, of the parts of each sample: its `.json` and its `.txt`."""
         records: list[bytes] = []
-        for extent, places in zip(extents, wanted, strict=True):
-            file = self.files[extent.file]
-            found = [parts.bytes_at(file, *places[row : row + 2]) for row in range(0, len(places), 2)]
-            if len(found) == 1:
-                records += found[0]
-                continue
-            for number, (record, text) in enumerate(zip(*found, strict=True), start=extent.sequence + 1):
-                has_record, has_text = places[:, number - extent.sequence - 1][::2] >= 0
-                place = f"{file.source.place}, sample {number}"
-                records.append(record_of(record if has_record else None, text if has_text else None, place))
-        offsets = np.concatenate(([0], np.cumsum([len(record) for record in records], dtype=np.int64)))
-        return TokenBatch(np.frombuffer(b"".join(records), np.uint8).astype("<u2"), offsets, is_text=True)
+        for record, text in zip(parts[::2], parts[1::2], strict=True):
+            place = f"{self.files[record.file].source.place}, the sample at byte {max(record.offset, text.offset)}"
+            records.append(record_of(_content(record, body), _content(text, body), place))
+        return records
 
     async def aclose(self) -> None:
         if not self._closed:
@@ -149,79 +164,9 @@ class RecordsDataProvider:
             self._unpacker.close()
             await self._source.aclose()
 
-    def _places_of(self, extent: Extent) -> NDArray[np.int64]:
-        return self.files[extent.file].places[:, extent.sequence : extent.sequence + extent.length]
 
-
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Bytes of a file's content from `start` on."""
-
-    file: RecordFile
-    start: int
-    body: bytearray
-
-
-class _Parts:
-    """The parts of files that hold one request's records: neighbours are read together."""
-
-    def __init__(self, source: ByteSource, unpacker: Unpacker) -> None:
-        self._source = source
-        self._unpacker = unpacker
-        self._spans: dict[str, tuple[RecordFile, list[tuple[int, int]]]] = {}
-        self._held: dict[str, tuple[NDArray[np.int64], list[bytes]]] = {}
-
-    def want(self, file: RecordFile, places: NDArray[np.int64]) -> None:
-        """Note records, by their columns of the file's `places`, which are neighbours of each other."""
-        spans = self._spans.setdefault(file.name, (file, []))[1]
-        if len(places) == 2 and places[1, -1] - places[0, 0] <= MAX_RANGE_BYTES:  # lines lie one after the other
-            spans.append((int(places[0, 0]), int(places[1, -1])))
-            return
-        for row in range(0, len(places), 2):
-            spans += [span for span in zip(places[row].tolist(), places[row + 1].tolist(), strict=True) if span[0] >= 0]
-
-    async def read(self) -> None:
-        """Read what is wanted. Raises what `ByteSource.read_into` and `Unpacker.whole` raise."""
-        stretches = [stretch for file, spans in self._spans.values() for stretch in _joined(file, spans)]
-        plain = [one for one in stretches if one.file.packed is None]
-        await read_many(self._source, [Wanted(one.file.name, one.start, memoryview(one.body)) for one in plain])
-
-        async def unpack(one: _Stretch) -> None:
-            if one.file.packed is not None:
-                content = await self._unpacker.whole(one.file.packed)
-                await asyncio.to_thread(content.read_into, one.start, memoryview(one.body))
-
-        packed = [one for one in stretches if one.file.packed is not None]
-        await run_bounded(unpack, packed, MAX_CONCURRENT_READS)
-        for name in self._spans:
-            own = [one for one in stretches if one.file.name == name]
-            self._held[name] = np.array([one.start for one in own], np.int64), [bytes(one.body) for one in own]
-
-    def bytes_at(self, file: RecordFile, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> list[bytes]:
-        """Return the bytes `[start, stop)` of each place; b"" for an empty place."""
-        begins, bodies = self._held[file.name]
-        if not len(begins):
-            return [b""] * len(starts)
-        numbers = np.maximum(np.searchsorted(begins, starts, side="right") - 1, 0)
-        begin = begins[numbers]
-        places = zip(
-            numbers.tolist(), (starts - begin).tolist(), (stops - begin).tolist(), starts.tolist(), strict=True
-        )
-        return [bodies[number][first:end] if start >= 0 else b"" for number, first, end, start in places]
-
-
-def _joined(file: RecordFile, spans: list[tuple[int, int]]) -> list[_Stretch]:
-    """Return what to read for these places, in ascending order: neighbours with small gaps as one."""
-    stretches: list[_Stretch] = []
-    begin, end = -1, -1
-    for start, stop in sorted(spans):
-        if begin >= 0 and start <= end + MAX_GAP_BYTES and max(stop, end) - begin <= MAX_RANGE_BYTES:
-            end = max(stop, end)
-            continue
-        if begin >= 0:
-            stretches.append(_Stretch(file, begin, bytearray(end - begin)))
-        begin, end = start, stop
-    return [*stretches, _Stretch(file, begin, bytearray(end - begin))] if begin >= 0 else stretches
+def _content(part: Part, body: bytes) -> bytes | None:
+    return body[part.target : part.target + part.length] if part.offset >= 0 else None
 
 
 async def _indexed(source: ByteSource, file: SourceFile, unpacker: Unpacker, reader: SourceThreads) -> RecordFile:

@@ -311,10 +311,10 @@ def test_members_of_a_tar_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("1.txt", b"\xff")], r"a\.tar, sample 1: 'utf-8' codec can't decode"),
+        ([("1.txt", b"\xff")], r"a\.tar, the sample at byte 512: 'utf-8' codec can't decode"),
         ([("1.json", b"[1]"), ("1.txt", b"a")], "beside a .txt there is a list"),
-        ([("1.json", b"{"), ("1.txt", b"a")], "sample 1: Expecting property name"),
-        ([("1.json", b"[" * 100_000), ("1.txt", b"a")], "sample 1: "),
+        ([("1.json", b"{"), ("1.txt", b"a")], "byte 1536: Expecting property name"),
+        ([("1.json", b"[" * 100_000), ("1.txt", b"a")], "the sample at byte 101376: "),
     ],
 )
 async def test_sample_that_cannot_be_a_record_is_corrupt(tmp_path: Path, members: Members, message: str) -> None:
