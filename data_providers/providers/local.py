@@ -42,7 +42,7 @@ class _OpenFile:
     """A descriptor that is closed when its last user drops it, so that a thread never reads from a reused one."""
 
     def __init__(self, path: Path, expected_bytes: int) -> None:
-        self.fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self.fd = os.open(path, os.O_RDONLY)
         size_bytes = os.fstat(self.fd).st_size
         if size_bytes != expected_bytes:
             raise CorruptData(f"{path} had {expected_bytes} bytes and now has {size_bytes}", path=str(path))

@@ -5,7 +5,7 @@ A source lists its files and returns exactly the requested bytes, with retries w
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -107,6 +107,17 @@ async def read_many(source: ByteSource, wanted: Sequence[Wanted]) -> None:
         await source.read_into(one.name, one.start, one.into)
 
     await run_bounded(read_one, wanted, MAX_CONCURRENT_READS)
+
+
+def stretches(blocks: Iterable[int], most: int) -> list[range]:
+    """Return the numbers of a file's blocks as stretches of neighbours, each of at most `most` blocks."""
+    found: list[range] = []
+    for number in sorted(blocks):
+        if found and found[-1].stop == number and len(found[-1]) < most:
+            found[-1] = range(found[-1].start, number + 1)
+        else:
+            found.append(range(number, number + 1))
+    return found
 
 
 async def read(source: ByteSource, name: str, start: int, stop: int) -> bytes:

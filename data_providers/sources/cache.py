@@ -64,7 +64,7 @@ class BlockCache:
         """
         path = self._path(key)
         try:
-            held = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            held = os.open(path, os.O_RDONLY)
         except OSError:
             return False
         try:
@@ -88,10 +88,10 @@ class BlockCache:
             path = self._path(key)
             name = f"{path}-{os.getpid()}-{next(self._numbers)}"
             try:
-                incoming = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                incoming = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             except FileNotFoundError:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
-                incoming = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+                incoming = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             try:
                 os.writev(incoming, [_digests_of(data), data])
                 os.rename(name, path)

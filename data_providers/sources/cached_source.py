@@ -12,15 +12,12 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from epochal.data_providers.sources.byte_source import ByteSource, SourceFile, Wanted, read_many
+from epochal.data_providers.sources.byte_source import ByteSource, SourceFile, Wanted, read_many, stretches
 from epochal.data_providers.sources.cache import BLOCK_BYTES, FORMAT, BlockCache
 
 MAX_STRETCH_BLOCKS = 16
 """Maximum number of neighbouring blocks that are fetched as one range (4 MiB)."""
-MAX_SPARE_BYTES = 16 * 1024**2
-"""Maximum size of the memory that a source keeps for its next fetch."""
 
 
 class _Piece(NamedTuple):
@@ -48,7 +45,6 @@ class CachedSource:
         self._cache = cache
         self._by_name = {file.name: file for file in source.files}
         self._coming: dict[_BlockOf, asyncio.Future[None]] = {}
-        self._spare = np.empty(0, np.uint8)
         self._names = {file.name: _name_of(file) for file in source.files}
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
@@ -111,30 +107,25 @@ class CachedSource:
         """Fetch the blocks of these pieces, fill the pieces, and keep the blocks."""
         if not pieces:
             return
-        stretches = _stretches({_block_of(piece): piece.file for piece in pieces})
-        sizes = [_bytes_of(file, numbers) for file, numbers in stretches]
-        buffer, at = self._taken(sum(sizes)), 0
-        wanted: list[Wanted] = []
-        for (file, numbers), size_bytes in zip(stretches, sizes, strict=True):
-            wanted.append(Wanted(file.name, numbers.start * BLOCK_BYTES, buffer[at : at + size_bytes].data))
-            at += size_bytes
-        await read_many(self._source, wanted)
-        self.fetched_bytes += sum(len(one.into) for one in wanted)
+        blocks: dict[str, set[int]] = {}
+        for piece in pieces:
+            blocks.setdefault(piece.file.name, set()).add(piece.number)
+        wanted: list[tuple[range, Wanted]] = []
+        for name, numbers in blocks.items():
+            file = self._by_name[name]
+            for stretch in stretches(numbers, MAX_STRETCH_BLOCKS):
+                body = np.empty(_bytes_of(file, stretch), np.uint8).data
+                wanted.append((stretch, Wanted(name, stretch.start * BLOCK_BYTES, body)))
+        await read_many(self._source, [one for _, one in wanted])
+        self.fetched_bytes += sum(len(one.into) for _, one in wanted)
         found: dict[_BlockOf, memoryview] = {}
-        for (file, numbers), one in zip(stretches, wanted, strict=True):
-            for number in numbers:
-                at = (number - numbers.start) * BLOCK_BYTES
-                found[file.name, number] = one.into[at : at + _block_bytes(file, number)]
+        for stretch, one in wanted:
+            for number in stretch:
+                at = number * BLOCK_BYTES - one.start
+                found[one.name, number] = one.into[at : at + BLOCK_BYTES]
         for piece in pieces:
             piece.into[:] = found[_block_of(piece)][piece.start : piece.start + len(piece.into)]
         await asyncio.to_thread(self._keep, found)
-        if len(self._spare) < len(buffer) <= MAX_SPARE_BYTES:  # nobody uses it any more: nothing has failed
-            self._spare = buffer
-
-    def _taken(self, size_bytes: int) -> NDArray[np.uint8]:
-        """Return memory for so many bytes or more, the spare one if it is large enough: new memory costs time."""
-        found, self._spare = self._spare, np.empty(0, np.uint8)
-        return found if len(found) >= size_bytes else np.empty(size_bytes, np.uint8)
 
     def _keep(self, found: dict[_BlockOf, memoryview]) -> None:
         for (name, number), data in found.items():
@@ -143,19 +134,6 @@ class CachedSource:
 
 def _block_of(piece: _Piece) -> _BlockOf:
     return piece.file.name, piece.number
-
-
-def _stretches(blocks: dict[_BlockOf, SourceFile]) -> list[tuple[SourceFile, range]]:
-    """Return blocks as stretches of neighbours, each of at most `MAX_STRETCH_BLOCKS`."""
-    found: list[tuple[SourceFile, range]] = []
-    for (name, number), file in sorted(blocks.items(), key=lambda block: block[0]):
-        if found:
-            last_file, last = found[-1]
-            if last_file.name == name and last.stop == number and len(last) < MAX_STRETCH_BLOCKS:
-                found[-1] = file, range(last.start, number + 1)
-                continue
-        found.append((file, range(number, number + 1)))
-    return found
 
 
 def _bytes_of(file: SourceFile, numbers: range) -> int:

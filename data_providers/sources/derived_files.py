@@ -39,7 +39,7 @@ class SpooledFile:
     """An open file of a spool; its descriptor is closed when its last user drops it."""
 
     def __init__(self, path: Path) -> None:
-        self._fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        self._fd = os.open(path, os.O_RDONLY)
         self._path = path
         self.size_bytes = os.fstat(self._fd).st_size - _DIGEST_BYTES
 

@@ -28,6 +28,7 @@ from epochal.data_providers.sources.byte_source import (
     closed_on_failure,
     read,
     read_many,
+    stretches,
 )
 from epochal.runtime.long_work import BYTES, LongWork, long_work
 from epochal.state.errors import InvalidInput
@@ -42,7 +43,7 @@ MIN_BLOCK_BYTES, MAX_BLOCK_BYTES = 4096, 64 * 1024**2
 _FORMAT = "epochal/manifest/v1"
 HEAD_BYTES = 256
 MAX_STRETCH_BYTES = 16 * 1024**2
-"""Maximum size of neighbouring blocks that are read as one range, unless one range needs more."""
+"""Maximum size of neighbouring blocks that are read as one range, unless one block is larger."""
 MAX_COMPARED_IN_LOOP_BYTES = 256 * 1024
 """More bytes are hashed in a thread, so that others need not wait for it."""
 _HASH_BYTES = 16
@@ -304,44 +305,39 @@ class VerifiedSource:
     async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
         """Fill every destination, as `BatchedSource.read_many_into`, from blocks that are read once and compared."""
         plain = [one for one in wanted if one.name not in self._manifest]
-        listed = sorted((one for one in wanted if one.name in self._manifest), key=lambda one: (one.name, one.start))
-        stretches: list[tuple[Wanted, list[Wanted]]] = []
+        listed = [one for one in wanted if one.name in self._manifest]
+        blocks: dict[str, set[int]] = {}
         for one in listed:
-            begin, end = self._blocks_around(one)
-            if stretches:
-                last, users = stretches[-1]
-                last_end = last.start + len(last.into)
-                if last.name == one.name and begin < last_end and end <= last_end:
-                    users.append(one)
-                    continue
-                if last.name == one.name and begin <= last_end and end - last.start <= MAX_STRETCH_BYTES:
-                    joined = Wanted(one.name, last.start, np.empty(end - last.start, np.uint8).data)
-                    stretches[-1] = joined, [*users, one]
-                    continue
-            is_whole = (begin, end) == (one.start, one.start + len(one.into))
-            body = one.into if is_whole else np.empty(end - begin, np.uint8).data
-            stretches.append((Wanted(one.name, begin, body), [one]))
-        await read_many(self._source, [*plain, *(stretch for stretch, _ in stretches)])
-        compared = [stretch for stretch, _ in stretches]
+            size = self._manifest[one.name].block_bytes
+            blocks.setdefault(one.name, set()).update(range(one.start // size, -(-(one.start + len(one.into)) // size)))
+        found = {name: self._stretches_of(name, numbers) for name, numbers in blocks.items()}
+        compared = [stretch for held in found.values() for stretch in held]
+        await read_many(self._source, [*plain, *compared])
         if sum(len(stretch.into) for stretch in compared) > MAX_COMPARED_IN_LOOP_BYTES:
             await asyncio.to_thread(self._compare, compared)
         else:
             self._compare(compared)
-        for stretch, users in stretches:
-            for one in users:
-                if one.into is not stretch.into:
-                    at = one.start - stretch.start
-                    one.into[:] = stretch.into[at : at + len(one.into)]
+        for one in listed:
+            for stretch in found[one.name]:
+                begin = max(one.start, stretch.start)
+                end = min(one.start + len(one.into), stretch.start + len(stretch.into))
+                if begin < end:
+                    one.into[begin - one.start : end - one.start] = stretch.into[
+                        begin - stretch.start : end - stretch.start
+                    ]
 
-    def _blocks_around(self, wanted: Wanted) -> tuple[int, int]:
-        """Return the bytes `[begin, end)` of the blocks that hold a range."""
-        listed, stop = self._manifest[wanted.name], wanted.start + len(wanted.into)
-        size = listed.block_bytes
-        return wanted.start // size * size, min(-(-stop // size) * size, listed.size_bytes)
+    def _stretches_of(self, name: str, numbers: Iterable[int]) -> list[Wanted]:
+        """Return what to read for blocks of a file."""
+        listed = self._manifest[name]
+        size, found = listed.block_bytes, list[Wanted]()
+        for stretch in stretches(numbers, max(1, MAX_STRETCH_BYTES // size)):
+            begin, end = stretch.start * size, min(stretch.stop * size, listed.size_bytes)
+            found.append(Wanted(name, begin, np.empty(end - begin, np.uint8).data))
+        return found
 
-    def _compare(self, stretches: Sequence[Wanted]) -> None:
+    def _compare(self, read: Sequence[Wanted]) -> None:
         """Raise `CorruptData` at the first block that differs from the manifest."""
-        for stretch in stretches:
+        for stretch in read:
             listed = self._manifest[stretch.name]
             for at in range(0, len(stretch.into), listed.block_bytes):
                 number = (stretch.start + at) // listed.block_bytes

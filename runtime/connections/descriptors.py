@@ -1,11 +1,7 @@
 """The number of connections that a process may hold: its limit of open files, less a reserve for its own files."""
 
 import contextlib
-
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
+import resource
 
 MAX_CONNECTIONS = 32_768
 """Maximum number of connections of a server, whatever the system allows."""
@@ -17,8 +13,6 @@ MIN_CONNECTIONS = 8
 
 def allow_connections() -> None:
     """Raise the process's limit of open files, often 1,024, towards `MAX_CONNECTIONS`."""
-    if resource is None:
-        return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS if hard == resource.RLIM_INFINITY else min(hard, MAX_CONNECTIONS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -28,8 +22,6 @@ def allow_connections() -> None:
 
 def open_files_limit() -> int:
     """Return how many files and connections this process may have open."""
-    if resource is None:
-        return MAX_CONNECTIONS
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else soft
 

@@ -105,23 +105,6 @@ def replace_file(path: Path, data: bytes, disk: Disk = REAL_DISK, mode: int = PU
     sync_folder(path.parent, disk)
 
 
-def open_new_file(path: Path, data: bytes, disk: Disk = REAL_DISK) -> BinaryIO:
-    """Create a private file atomically and return it, unbuffered, at its end. After an `OSError` it does not exist."""
-    fresh = path.with_name(path.name + ".new")
-    file = open_private(fresh, os.O_TRUNC)
-    try:
-        disk.write(file, data)
-        disk.sync(file.fileno())
-        fresh.replace(path)
-        sync_folder(path.parent, disk)
-    except BaseException:
-        file.close()
-        for name in (fresh, path):
-            name.unlink(missing_ok=True)
-        raise
-    return file
-
-
 def check_room(folder: Path, size_bytes: int, disk: Disk = REAL_DISK) -> None:
     """Raise `OSError` unless a file of this size can be made in the folder now. It is not kept."""
     path = folder / ROOM_FILE

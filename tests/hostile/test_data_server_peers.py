@@ -106,19 +106,6 @@ async def test_client_gets_its_own_data_and_not_anothers(
         await client.aclose()
 
 
-async def test_client_ahead_of_its_server_is_told_to_come_again(
-    run: PublishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run.publish(1, WORK)
-    async with asyncio.timeout(BOUND_S), serving_run(run, tmp_path) as address:
-        access = DataServerAccess(lambda: run.tokens.data_ticket(CLIENTS[0], time.time()), lambda: 9)
-        client = await TcpDataProvider.open(address, access)
-        monkeypatch.setattr(epochal.data_providers.tcp.coordinator_gate, "CATCH_UP_S", 0.05)
-        with pytest.raises(SourceUnavailable, match="behind: it follows version 2 of the run document, the request 9"):
-            await client.get_samples(DataIds(100, 100))
-        await client.aclose()
-
-
 async def test_thousand_connections_that_never_authenticate_keep_nobody_out(tmp_path: Path) -> None:
     allow_connections()
     if open_files_limit() < 4 * FLOOD:

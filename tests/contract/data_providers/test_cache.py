@@ -128,21 +128,6 @@ async def test_cache_stays_below_its_limit_when_a_read_is_larger(tmp_path: Path)
     assert MIN_CACHE_BYTES // 2 < held_bytes(tmp_path) <= MIN_CACHE_BYTES
 
 
-async def test_cache_keeps_a_block_once_that_two_processes_fetched(tmp_path: Path) -> None:
-    first, second = (Batched() for _ in range(2))
-    second.may_answer.clear()
-    one, other = (CachedSource(source, BlockCache(tmp_path, LARGE_CACHE_BYTES)) for source in (first, second))
-    async with asyncio.TaskGroup() as group:
-        late = group.create_task(read(other, "a.bin", 0, 10))
-        while not second.reads:  # noqa: ASYNC110 - nothing tells of it
-            await asyncio.sleep(0)
-        await read(one, "a.bin", 0, 10)
-        size_bytes = held_bytes(tmp_path)
-        second.may_answer.set()
-    assert late.result() == DATA[:10]
-    assert held_bytes(tmp_path) == size_bytes
-
-
 def test_cache_that_is_too_small_or_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
     for max_bytes in (0, MIN_CACHE_BYTES - 1):
         with pytest.raises(InvalidInput, match="allowed"):
@@ -262,27 +247,3 @@ async def test_cache_hashes_what_a_read_needs_and_no_more(tmp_path: Path) -> Non
     assert not source.reads, "the damage is elsewhere"
     assert await read(cached, "a.bin", BLOCK_BYTES - 1, BLOCK_BYTES) == DATA[BLOCK_BYTES - 1 : BLOCK_BYTES]
     assert source.reads == [(0, BLOCK_BYTES)], "damaged bytes are fetched again"
-
-
-class Late(Recorded):
-    """A source that once fails and then still writes into the memory that it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held: memoryview | None = None
-
-    async def read_into(self, name: str, start: int, into: memoryview) -> None:
-        await super().read_into(name, start, into)
-        if self.held is not None:
-            self.held[:] = bytes(len(self.held))
-        elif start == BLOCK_BYTES:
-            self.held = into
-            raise SourceUnavailable("failed")
-
-
-async def test_cache_uses_no_memory_of_a_fetch_that_failed(tmp_path: Path) -> None:
-    cached = CachedSource(Late(), BlockCache(tmp_path, LARGE_CACHE_BYTES))
-    assert await read(cached, "a.bin", 0, 10) == DATA[:10]
-    with pytest.raises(SourceUnavailable, match="failed"):
-        await read(cached, "a.bin", BLOCK_BYTES, BLOCK_BYTES + 10)
-    assert await read(cached, "a.bin", 2 * BLOCK_BYTES, 3 * BLOCK_BYTES) == DATA[2 * BLOCK_BYTES : 3 * BLOCK_BYTES]

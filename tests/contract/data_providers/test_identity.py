@@ -1,7 +1,6 @@
 """The fingerprint of the same files: by content where a manifest names it, and the same wherever they lie."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,21 +26,10 @@ from epochal.state.dataset_descriptions import dataset_difference
 from epochal.state.intervals import DataIds
 from epochal.tools.run_inputs import data_names
 from tests.support.heavy import need_module
-from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server
+from tests.support.servers.data_http import Tree, http_server
 
 SPEC = DatasetSpec(2, 16, bytes(32))
 NESTED = {"de/a.bin": 100, "en/a.bin": 200, "en/more/b.bin": 50}
-
-
-class Tree:
-    """Answers range requests for the files below a folder, by their whole path."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    async def __call__(self, request: HttpRequest) -> HttpReply:
-        folder, _, name = request.path.lstrip("/").rpartition("/")
-        return await FileServer(self._root / folder)(replace(request, path=name))
 
 
 @pytest.fixture

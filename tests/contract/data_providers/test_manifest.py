@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from epochal.state.config.data_location import Urls
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import DataIds
 from tests.support.data.data_files import assert_serves_the_files
-from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, http_server
+from tests.support.servers.data_http import FileServer, HttpReply, HttpRequest, Tree, http_server
 
 SPEC = DatasetSpec(2, 64, bytes(32))
 NAMES = ["a.bin", "b.bin"]
@@ -74,18 +73,6 @@ async def test_file_of_another_size_than_listed_is_corrupt_at_once(folder: Path)
     async with http_server(FileServer(folder)) as url:
         with pytest.raises(CorruptData, match="the manifest says 38400"):
             await opened(url)
-
-
-class Tree:
-    """Answers range requests for the files below a folder, by their whole path."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    async def __call__(self, request: HttpRequest) -> HttpReply:
-        folder, _, name = request.path.lstrip("/").rpartition("/")
-        answer = FileServer(self._root / folder)
-        return await answer(replace(request, path=name))
 
 
 def write_folders(root: Path) -> None:

@@ -5,7 +5,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -144,3 +144,14 @@ class FileServer:
         if first >= len(data):
             return HttpReply(416, b"", {**headers, "Content-Range": f"bytes */{len(data)}"})
         return HttpReply(206, data[first : last + 1], {**headers, "Content-Range": f"bytes {first}-{last}/{len(data)}"})
+
+
+class Tree:
+    """Answers range requests for the files below a folder, by their whole path."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def __call__(self, request: HttpRequest) -> HttpReply:
+        folder, _, name = request.path.lstrip("/").rpartition("/")
+        return await FileServer(self._root / folder)(replace(request, path=name))

@@ -105,14 +105,6 @@ async def test_http_url_of_no_known_format_is_corrupt_and_says_which_are_read(fo
             await open_url(f"{url}/tokens?key=secret")
 
 
-async def test_http_small_file_from_a_server_without_ranges_is_read(folder: Path) -> None:
-    async def whole(request: HttpRequest) -> HttpReply:
-        return HttpReply(200, TOKENS.tobytes())
-
-    async with opened(whole) as provider:
-        assert (await provider.get_samples(DataIds(7, 8))).input_ids.tolist() == TOKENS[7 * 64 : 9 * 64].tolist()
-
-
 async def test_http_request_for_neighbours_is_one_range(folder: Path) -> None:
     files = FileServer(folder)
     async with opened(files) as provider:

@@ -102,16 +102,6 @@ async def test_server_without_ranges_is_allowed_for_a_small_file_alone(server: N
         await HttpSource.open([f"{server.url}/whole/large.bin"], ONE_TRY)
 
 
-async def test_file_that_changes_or_shrinks_under_the_run_is_corrupt(server: Nginx, root: Path) -> None:
-    provider = await opened(numbered(server.url))
-    for number in range(FILES):
-        path = root / f"part-{number:04}.bin"
-        path.write_bytes(path.read_bytes()[:-32])
-    with pytest.raises(CorruptData, match="changed"):
-        await provider.get_samples(DataIds(0, 100))
-    await provider.aclose()
-
-
 async def test_server_that_is_started_again_goes_on_serving(tmp_path: Path, root: Path) -> None:
     with nginx(tmp_path / "first", root) as first:
         port = int(first.url.rpartition(":")[2])

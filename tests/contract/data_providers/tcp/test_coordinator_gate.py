@@ -5,8 +5,6 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 
 import httpx
 import jwt
@@ -16,21 +14,17 @@ import epochal.data_providers.tcp.coordinator_gate
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.data_providers.protocol import DatasetSpec, Rejected, SourceUnavailable
-from epochal.data_providers.providers.local import LocalDataProvider
+from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
-from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.state.assignment import assign_data_for_state, proven_ahead
 from epochal.state.documents import Roster, RoundAhead, WorkList
 from epochal.state.intervals import BatchId, DataIds
 from epochal.state.wire import ClientId, Sha256
 from tests.support.bounds import BOUND_S
-from tests.support.data.data_files import SPEC, write_dataset
 from tests.support.data.documents import round_head
 from tests.support.data.states import state_file
 from tests.support.servers.data_coordinator import CLIENTS, PublishedRun
 from tests.support.servers.data_http import http_server
-from tests.support.servers.data_server import serving
 
 RUN = "test-run"
 BATCH = 3
@@ -247,23 +241,6 @@ async def test_gate_does_not_believe_a_roster_of_another_digest(run: PublishedRu
     async with following(run) as gate:
         with impatient(), pytest.raises(SourceUnavailable):
             await gate.allow(CLIENTS[0], DataIds(0, 0))
-
-
-async def test_data_server_of_a_run_serves_each_client_its_own_data(run: PublishedRun, tmp_path: Path) -> None:
-    source = LocalDataProvider.open(write_dataset(tmp_path), DatasetSpec(2, SPEC.sequence_length))
-    run.publish(1, WORK)
-    async with following(run) as gate, serving(source, gate, spec=source.order.spec) as (_, served):
-        address = replace(served, run_id=RUN)
-        tickets = [run.tokens.data_ticket(client_id, time.time()) for client_id in CLIENTS]
-        clients = [await TcpDataProvider.open(address, partial(str, ticket)) for ticket in tickets]
-        for client, client_id in zip(clients, CLIENTS, strict=True):
-            for part in data_of(client_id):
-                found = await client.get_samples(part)
-                assert found.input_ids.tobytes() == (await source.get_samples(part)).input_ids.tobytes()
-        with impatient(), pytest.raises(Rejected, match="not assigned"):
-            await clients[0].get_samples(data_of(CLIENTS[1])[0])
-        for client in clients:
-            await client.aclose()
 
 
 async def test_gate_that_is_behind_waits_for_the_version_that_a_request_names(run: PublishedRun) -> None:

@@ -1,7 +1,6 @@
 """The TCP data server and its client over real sockets: gates, bounds, breaks and restarts."""
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +28,6 @@ from epochal.data_providers.tcp.frames import (
     parse_header,
     welcome_of,
 )
-from epochal.data_providers.tcp.server import RequestEnded
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.runtime.connections.shedding import ConnectionLimits, Shed
 from epochal.state.errors import DataError
@@ -274,33 +272,3 @@ async def test_tcp_idle_connection_is_closed(source: LocalDataProvider) -> None:
         await reader.readexactly(welcome.length)
         assert await reader.read() == b""
         writer.close()
-
-
-async def test_watcher_is_told_of_samples_and_of_errors_sent(source: LocalDataProvider) -> None:
-    broken = Scripted(CorruptData("a hole"))
-    broken.go.set()
-    seen: list[RequestEnded] = []
-    for provider in (source, broken):
-        async with serving(provider) as (server, address):
-            server.watch(seen.append)
-            client = await open_client(address)
-            try:
-                with contextlib.suppress(CorruptData):
-                    await client.get_samples(DataIds(0, 2))
-            finally:
-                await client.aclose()
-    answered, failed = seen
-    assert isinstance(answered, RequestEnded)
-    assert isinstance(failed, RequestEnded)
-    assert (answered.failure, answered.sample_count, answered.size_bytes) == (None, 3, 3 * SPEC.sequence_bytes)
-    assert (failed.failure, failed.sample_count, failed.size_bytes) == ("corrupt", 0, 0)
-    assert None not in (answered.duration_s, failed.duration_s)
-
-
-async def test_watcher_is_told_of_a_client_turned_away(source: LocalDataProvider) -> None:
-    seen: list[RequestEnded] = []
-    async with serving(source, HalfGate()) as (server, address):
-        server.watch(seen.append)
-        with pytest.raises(Rejected):
-            await open_client(address, "bad")
-    assert seen == [RequestEnded("rejected")]

@@ -30,10 +30,13 @@ async def test_requests_are_counted_by_answer_with_samples_and_bytes(tmp_path: P
         with pytest.raises(Rejected):
             await client.get_samples(DataIds(50, 50))
         await client.aclose()
+        with pytest.raises(Rejected):
+            await open_client(address, "bad")
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"epochal_data_server_{name}", labels)
 
     assert value("request_duration_seconds_count", answer="samples") == 2
     assert value("request_duration_seconds_count", answer="rejected") == 1
+    assert value("clients_turned_away_total", reason="rejected") == 1
     assert (value("samples_total"), value("sent_bytes_total")) == (4, 4 * SPEC.sequence_bytes)

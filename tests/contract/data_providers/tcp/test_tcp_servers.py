@@ -145,43 +145,14 @@ async def test_server_that_closes_hands_its_clients_to_another(source: LocalData
         await client.aclose()
 
 
-class Gated:
-    """A provider whose answers wait for `go`."""
+class Failing:
+    """A provider whose disk fails."""
 
     def __init__(self, source: LocalDataProvider) -> None:
-        self._source = source
         self.sequence_count, self.fingerprint = source.sequence_count, source.fingerprint
-        self.asked, self.go = asyncio.Event(), asyncio.Event()
-
-    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        self.asked.set()
-        await self.go.wait()
-        return await self._source.get_samples(data_ids)
 
     async def aclose(self) -> None:
         """Do nothing."""
-
-
-async def test_closing_server_ends_the_answer_under_way_and_leaves_the_rest(source: LocalDataProvider) -> None:
-    gated = Gated(source)
-    expected = (await source.get_samples(WANTED)).input_ids
-    async with serving(gated) as (leaving, first), serving(source) as (staying, second):
-        answered, rest = counted(leaving), counted(staying)
-        client = await open_both(first, second)
-        async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
-            asking = group.create_task(client.get_samples(WANTED))
-            await gated.asked.wait()
-            closing = group.create_task(leaving.aclose())
-            await asyncio.sleep(0)
-            gated.go.set()
-            assert np.array_equal((await asking).input_ids, expected)
-            await closing
-        assert (answered, rest) == ([1], [1] * (WANTED.count - 1))
-        await client.aclose()
-
-
-class Failing(Gated):
-    """A provider whose disk fails."""
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         raise CorruptData("a hole in the disk")
