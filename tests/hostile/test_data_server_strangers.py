@@ -12,6 +12,7 @@ from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import FrameKind, frame_header
 from epochal.data_providers.tcp.server_limits import ServerLimits
+from epochal.runtime.connections import shedding
 from epochal.runtime.connections.shedding import MAX_PERCENT_OF_ADDRESS, ConnectionLimits, Peer, Shed
 from epochal.state.intervals import DataIds
 from epochal.state.wire import ClientId
@@ -39,7 +40,8 @@ async def hold_one(address: DataServerAddress) -> None:
                 writer.close()
 
 
-async def test_no_honest_handshake_is_lost_to_strangers_of_its_own_address() -> None:
+async def test_no_honest_handshake_is_lost_to_strangers_of_its_own_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shedding, "STRANGER_GRACE_S", 0.1)
     limits = ServerLimits(ConnectionLimits(total=100, strangers=MAX_STRANGERS), shutdown_timeout_s=0.2)
     most = MAX_STRANGERS * MAX_PERCENT_OF_ADDRESS // 100
     async with (

@@ -133,7 +133,7 @@ async def test_http_server_that_drips_is_given_up(folder: Path, monkeypatch: pyt
 async def test_http_slow_answers_of_enough_bytes_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Faulty(folder)
     async with opened(server, options=FOUR_TRIES) as provider:
-        monkeypatch.setattr(epochal.data_providers.sources.http.requester, "ANSWER_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(epochal.data_providers.sources.http.requester, "ANSWER_TIMEOUT_S", 0.1)
         server.fault = cut = InTurn(
             *[lambda reply: replace(reply, body=reply.body[:20], announced_bytes=len(reply.body), hangs=True)] * 5
         )

@@ -27,9 +27,9 @@ FILES = 5
 SEQUENCES_PER_FILE = 3000
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    folder = tmp_path / "root"
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served") / "root"
     folder.mkdir()
     for number in range(FILES):
         tokens = np.arange(16 * SEQUENCES_PER_FILE + number, dtype=np.uint32) + number * 7919
@@ -37,9 +37,9 @@ def root(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def server(tmp_path: Path, root: Path) -> Iterator[Nginx]:
-    with nginx(tmp_path / "nginx", root) as running:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Nginx]:
+    with nginx(tmp_path_factory.mktemp("nginx") / "nginx", root) as running:
         yield running
 
 
@@ -87,10 +87,13 @@ ONE_TRY = HttpOptions(retry=RetryPolicy(attempts=1))
 async def test_what_a_server_refuses_or_holds_wrongly_has_its_own_error(
     server: Nginx, root: Path, path: str, error: type[DataError], message: str
 ) -> None:
-    for name, data in (("notes.txt", b"x"), ("short.bin", b"xx"), ("odd.bin", b"x" * 33), ("empty.bin", b"")):
+    bad = {"notes.txt": b"x", "short.bin": b"xx", "odd.bin": b"x" * 33, "empty.bin": b""}
+    for name, data in bad.items():
         (root / name).write_bytes(data)
     with pytest.raises(error, match=message):
         await RangedDataProvider.open(await HttpSource.open([f"{server.url}/{path}"], ONE_TRY), SPEC)
+    for name in bad:
+        (root / name).unlink()
 
 
 async def test_server_without_ranges_is_allowed_for_a_small_file_alone(server: Nginx, root: Path) -> None:
@@ -100,6 +103,7 @@ async def test_server_without_ranges_is_allowed_for_a_small_file_alone(server: N
     (root / "large.bin").write_bytes(bytes(MAX_WHOLE_FILE_BYTES + 2))
     with pytest.raises(Rejected, match="answers a range request with the whole file"):
         await HttpSource.open([f"{server.url}/whole/large.bin"], ONE_TRY)
+    (root / "large.bin").unlink()
 
 
 async def test_server_that_is_started_again_goes_on_serving(tmp_path: Path, root: Path) -> None:

@@ -248,7 +248,7 @@ async def test_tcp_connection_above_the_limit_is_told_to_come_again(source: Loca
 
 
 async def test_tcp_connections_above_a_clients_share_take_its_own_places(source: LocalDataProvider) -> None:
-    limits = ServerLimits(ConnectionLimits(total=4, per_member=2), shutdown_timeout_s=0.2)
+    limits = ServerLimits(ConnectionLimits(total=20, per_member=2), shutdown_timeout_s=0.2)
     async with serving(source, NamingGate(), limits) as (server, address), asyncio.timeout(BOUND_S):
         other = await open_client(address, "other")
         greedy = [await open_client(address, "greedy") for _ in range(5)]
