@@ -7,7 +7,7 @@ their own, which strangers elsewhere cannot use up. Time is always an argument.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from epochal.runtime.connections.token_buckets import MAX_BUCKETS, TokenBuckets
 
@@ -22,60 +22,39 @@ ADDRESS_PER_S = 150
 ADDRESS_AT_ONCE = 1024
 KNOWN_S = 3600.0
 """Time for which an address is known after the last connection of a member there: as long as a client comes back."""
-LAG_S = 0.01
-"""Lateness of the event loop from which on it lags."""
-LAGGING_TOKENS = 8.0
-"""Tokens that a connection from an address without a member takes while the event loop lags."""
-
 _ALL = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Price of a new connection: tokens of its address, and as many of a pool."""
-
-    pool: TokenBuckets[str]
-    tokens: float
+Pool: TypeAlias = TokenBuckets[str]
 
 
 class AcceptRates:
     """The rates of one server's new connections."""
 
     def __init__(self) -> None:
-        strangers = TokenBuckets[str](STRANGERS_AT_ONCE, 1 / STRANGERS_PER_S)
-        self._of_known = Price(TokenBuckets(KNOWN_AT_ONCE, 1 / KNOWN_PER_S), 1.0)
-        self._of_stranger, self._of_stranger_lagging = Price(strangers, 1.0), Price(strangers, LAGGING_TOKENS)
-        self._addresses = TokenBuckets[str](ADDRESS_AT_ONCE, 1 / ADDRESS_PER_S)
+        self._of_strangers = Pool(STRANGERS_AT_ONCE, 1 / STRANGERS_PER_S)
+        self._of_known = Pool(KNOWN_AT_ONCE, 1 / KNOWN_PER_S)
+        self._addresses = Pool(ADDRESS_AT_ONCE, 1 / ADDRESS_PER_S)
         self._known: OrderedDict[str, float] = OrderedDict()
         """Until when each address is known."""
-        self.is_lagging = False
-        """Whether the event loop did late what was due."""
 
-    def note_lag(self, late_s: float) -> None:
-        """Take in how late the event loop did what was due."""
-        self.is_lagging = late_s > LAG_S
-
-    def take(self, address: str, now_s: float) -> Price | None:
-        """Return what a new connection has taken; None if it is to be refused.
+    def take(self, address: str, now_s: float) -> Pool | None:
+        """Return the pool from which a new connection has taken a token; None if it is to be refused.
 
         Args:
             address: who sends, as `sender_of` returns it.
             now_s: seconds on a clock that never goes back.
         """
-        if now_s < self._known.get(address, 0.0):
-            price = self._of_known
-        else:
-            price = self._of_stranger_lagging if self.is_lagging else self._of_stranger
+        pool = self._of_known if now_s < self._known.get(address, 0.0) else self._of_strangers
         # The address comes last: addresses of a flood that is refused leave nothing.
-        for buckets, key in ((price.pool, _ALL), (self._addresses, address)):
-            if buckets.wait_s(key, now_s, count=price.tokens):
-                return None
-        self._pay(address, price, price.tokens)
-        return price
+        if pool.wait_s(_ALL, now_s) or self._addresses.wait_s(address, now_s):
+            return None
+        self._pay(address, pool, 1.0)
+        return pool
 
-    def give_back(self, address: str, price: Price) -> None:
+    def give_back(self, address: str, pool: Pool) -> None:
         """Give back what a connection took, because it has shown a member's token."""
-        self._pay(address, price, -price.tokens)
+        self._pay(address, pool, -1.0)
 
     def know(self, address: str, now_s: float) -> None:
         """Record that a member was seen at an address."""
@@ -84,6 +63,6 @@ class AcceptRates:
         if len(self._known) > MAX_BUCKETS:
             self._known.popitem(last=False)
 
-    def _pay(self, address: str, price: Price, tokens: float) -> None:
-        price.pool.spend(_ALL, tokens)
+    def _pay(self, address: str, pool: Pool, tokens: float) -> None:
+        pool.spend(_ALL, tokens)
         self._addresses.spend(address, tokens)

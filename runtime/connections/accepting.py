@@ -24,8 +24,6 @@ ACCEPTS_AT_A_TIME = 32
 REFUSED_REST_S = 0.01
 """Wait after connections were refused: one of many costs a third less than one alone, which wakes the loop. So at most
 3,200 a second are refused; the system drops more, also of members who connect again."""
-LAGGING_REST_S = 0.05
-"""The same while the event loop lags: refusing takes a tenth of a core then, which is needed for members' requests."""
 ACCEPT_PAUSE_S = 0.2
 """Wait after an error, in which the system's queue holds new connections."""
 SHED_FOR_DESCRIPTORS = 16
@@ -127,7 +125,7 @@ class Acceptor:
                 return
             was_refused |= not self._open(accepted, sender_of(str(address[0])))
         if was_refused:
-            self._rest(LAGGING_REST_S if self._connections.rates.is_lagging else REFUSED_REST_S)
+            self._rest(REFUSED_REST_S)
 
     def _accept_failed(self, error: OSError) -> None:
         self._connections.accept_error_count += 1

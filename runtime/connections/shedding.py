@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from epochal.runtime.connections.accept_rates import AcceptRates, Price
+from epochal.runtime.connections.accept_rates import AcceptRates, Pool
 from epochal.runtime.connections.per_address import ByAddress
 from epochal.runtime.connections.throttled_log import RareLog
 
@@ -99,13 +99,13 @@ class Connection:
         peer: who is at the other end.
         send_file: sends a part of a file as a part of the present answer's body; None where that is not possible.
         owner: the member, if it is one.
-        price: what it has taken of the rates, until it is a member's.
+        pool: from which it has taken a token, until it is a member's.
     """
 
     address: str
     abort: Callable[[], object]
     opened_s: float
-    price: Price | None = None
+    pool: Pool | None = None
     peer: Peer = Peer.STRANGER
     owner: str = ""
     send_file: SendFile | None = None
@@ -162,14 +162,14 @@ class ServerConnections:
             abort: ends the connection at once.
         """
         now_s = self._monotonic_s()
-        price = self.rates.take(address, now_s)
-        if price is None:
+        pool = self.rates.take(address, now_s)
+        if pool is None:
             self._note_shed(Shed.TOO_FAST)
             return None
         if len(self) >= self.limits.total and not self.shed_least():
             self._note_shed(Shed.CONNECTIONS)
             return None
-        connection = Connection(address, abort, now_s, price)
+        connection = Connection(address, abort, now_s, pool)
         self._place(connection, Peer.STRANGER, address)
         self._bound(WITHOUT_REQUEST, address, self.limits.strangers, Shed.STRANGERS)
         return connection
@@ -201,9 +201,9 @@ class ServerConnections:
             oldest = self._held[Peer.MEMBER].oldest(owner)
             if oldest is not None:
                 self.shed(oldest, Shed.MEMBER)
-        elif connection.price is not None:
-            self.rates.give_back(connection.address, connection.price)
-            connection.price = None
+        elif connection.pool is not None:
+            self.rates.give_back(connection.address, connection.pool)
+            connection.pool = None
 
     def forget(self, connection: Connection) -> None:
         """Record that a connection has ended."""

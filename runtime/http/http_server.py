@@ -49,10 +49,8 @@ CLOSING_TIMEOUT_S = 10.0
 """Maximum time for which a closed connection waits for the rest of its answer to be read."""
 MAX_UNREAD_BYTES = 256 * 1024 * 1024
 """Maximum size of the answers that wait in memory to be read; the largest ones are given up first."""
-TICK_S = 0.1
-"""Time between two ticks of uvicorn."""
 TICKS_PER_SWEEP = 20
-"""Number of ticks between two searches for answers that are not read."""
+"""Number of ticks of uvicorn, one each 0.1 s, between two searches for answers that are not read."""
 
 
 class WouldBeUnencrypted(InvalidInput):
@@ -327,7 +325,6 @@ class HttpServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, connections: ServerConnections) -> None:
         super().__init__(config)
         self.connections = connections
-        self._tick_due_s: float | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -356,11 +353,8 @@ class HttpServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Do what is due every tenth of a second; return whether to stop."""
-        now_s = asyncio.get_running_loop().time()
-        self.connections.rates.note_lag(now_s - (self._tick_due_s or now_s))
-        self._tick_due_s = now_s + TICK_S
         if counter % TICKS_PER_SWEEP == 0:
-            self._end_unread(now_s)
+            self._end_unread(asyncio.get_running_loop().time())
         return await super().on_tick(counter)
 
     def _end_unread(self, now_s: float) -> None:

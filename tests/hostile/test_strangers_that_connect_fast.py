@@ -31,7 +31,6 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         ("STRANGERS_PER_S", NEVER_PER_S),
         ("ADDRESS_AT_ONCE", AT_ONCE),
         ("ADDRESS_PER_S", NEVER_PER_S),
-        ("LAG_S", BOUND_S),
     ):
         monkeypatch.setattr(accept_rates, name, value)
 
@@ -100,20 +99,6 @@ async def test_requests_go_on_between_batches_of_refused_connections(
 ) -> None:
     monkeypatch.setattr(accepting, "ACCEPTS_AT_A_TIME", AT_ONCE)
     monkeypatch.setattr(accepting, "REFUSED_REST_S", BOUND_S)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
-        assert (await run.http.get(run.run_url)).status_code == 200
-        async with flooded(run.http.base_url, ELSEWHERE, 1):
-            metrics = (await run.http.get("/metrics")).text
-    assert 0 < float(metrics.partition('{reason="too fast"} ')[2].split()[0]) <= AT_ONCE
-
-
-@pytest.mark.usefixtures("few_tokens")
-async def test_fewer_connections_are_refused_while_the_event_loop_lags(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accept_rates, "LAG_S", -1.0)
-    monkeypatch.setattr(accepting, "ACCEPTS_AT_A_TIME", AT_ONCE)
-    monkeypatch.setattr(accepting, "LAGGING_REST_S", BOUND_S)
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
         assert (await run.http.get(run.run_url)).status_code == 200
         async with flooded(run.http.base_url, ELSEWHERE, 1):

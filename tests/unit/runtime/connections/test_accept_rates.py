@@ -4,8 +4,6 @@ from epochal.runtime.connections.accept_rates import (
     ADDRESS_AT_ONCE,
     ADDRESS_PER_S,
     KNOWN_S,
-    LAG_S,
-    LAGGING_TOKENS,
     STRANGERS_AT_ONCE,
     STRANGERS_PER_S,
     AcceptRates,
@@ -53,17 +51,6 @@ def test_network_of_ipv6_addresses_has_the_rate_of_one() -> None:
     rates = AcceptRates()
     taken = [rates.take(sender_of(f"2001:db8::{number:x}"), 0.0) for number in range(ADDRESS_AT_ONCE + 1)]
     assert taken.index(None) == ADDRESS_AT_ONCE
-
-
-def test_strangers_are_taken_more_slowly_while_the_loop_lags() -> None:
-    rates = AcceptRates()
-    rates.note_lag(2 * LAG_S)
-    assert taken_of_flood(rates, 0, 10) <= (STRANGERS_AT_ONCE + 10 * STRANGERS_PER_S) / LAGGING_TOKENS
-    rates.know(MEMBER, 10.0)
-    assert rates.take(MEMBER, 10.0) is not None
-    rates.note_lag(0.0)
-    rates.take(STRANGER, 11.0)
-    assert taken_of_flood(rates, 12, 13) > STRANGERS_PER_S / 2
 
 
 def test_address_is_forgotten_long_after_its_last_member() -> None:
