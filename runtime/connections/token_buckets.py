@@ -1,6 +1,6 @@
 """Token buckets: how often each sender may do something. Time is always an argument.
 
-A bucket holds up to `burst` tokens and is refilled slowly as time passes. Each act takes one, or as many as it costs.
+A bucket holds up to `burst` tokens and is refilled slowly as time passes. Each act takes one.
 """
 
 from collections import OrderedDict
@@ -36,14 +36,13 @@ class TokenBuckets(Generic[K]):
         self._period_s = period_s
         self._buckets: OrderedDict[K, _Bucket] = OrderedDict()
 
-    def wait_s(self, sender: K, now_s: float, occasion: object = None, count: float = 1.0) -> float:
-        """Return the seconds until so many tokens are there; 0 if they are.
+    def wait_s(self, sender: K, now_s: float, occasion: object = None) -> float:
+        """Return the seconds until there is a token; 0 if there is one.
 
         Args:
             sender: whose bucket it is.
             now_s: seconds on a clock that never goes back.
             occasion: the bucket is filled when this differs from the occasion of the last call.
-            count: number of tokens.
         """
         bucket = self._buckets.get(sender)
         if bucket is None or bucket.occasion != occasion:
@@ -53,7 +52,7 @@ class TokenBuckets(Generic[K]):
         self._buckets.move_to_end(sender)
         if len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
-        lacking = count - bucket.tokens
+        lacking = 1.0 - bucket.tokens
         return lacking * self._period_s if lacking > ROUNDING else 0.0
 
     def take(self, sender: K, now_s: float, occasion: object = None) -> float:
