@@ -17,7 +17,6 @@ from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import ExpectedBlob
 from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S
-from epochal.runtime.keyed_locks import KeyedLocks
 from epochal.state.blob_checks import HashedReadable, names_of, verdict_on_arrival
 from epochal.state.errors import Refused
 from epochal.state.messages.blob_messages import (
@@ -58,7 +57,6 @@ class Arrivals:
         self._intake = intake
         self._service = service = intake.service
         self._under_way: dict[tuple[ClientId, Sha256], asyncio.Task[None]] = {}
-        self._locks: KeyedLocks[Sha256] = KeyedLocks()
         self._granted: set[tuple[ClientId, Sha256]] = set()
         self._looks = ObjectLooks(service.blobs)
         self.checks = LeasedChecks(service.now_s, self._signed_url)
@@ -176,8 +174,7 @@ class Arrivals:
 
     async def _take(self, expected: ExpectedBlob) -> None:
         with self._intake.failures_noted():
-            async with self._locks.of(expected.sha256):
-                await self._intake.take(expected, self)
+            await self._intake.take(expected, self)
 
     async def hold(self, expected: ExpectedBlob) -> CheckVerdict | None:
         """Take what has arrived out of its sender's reach; delete it, unless it has the announced digest.

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.state.phase_names import RunState
-from tests.support.drive.processes import in_phase, in_training
+from tests.support.drive.processes import in_training
 from tests.support.drive.replicas import Replica, Replicas, replicated_run
 from tests.support.servers.postgres_server import ServerPair, postgres_server, standby_of
 
@@ -62,22 +61,3 @@ async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path:
             assert not taken_for_older_copies(replicas)
             (returned,) = run.events(run.clients[0], "run_restored")
             assert returned["after"] == replicas.shown.lineages[1]
-
-
-@pytest.mark.nightly
-async def test_records_that_only_dead_coordinators_knew_are_void(tmp_path: Path) -> None:
-    with server_pair(is_synchronous=False) as pair:
-        async with replicated_run(tmp_path, pair, 1, config__total_steps=20) as replicas:
-            run = replicas.run
-            await run.start_client()
-            await run.until(in_training(3))
-            pair.standby.stop_following()
-            await run.until(in_training(run.watch.seen[-1].step + 2))
-            await replicas.all[0].kill()
-            pair.fail_over()
-            await replicas.start(0)
-            assert (await run.finish(went_back=True)).rounds == 20
-            assert len(replicas.shown.lineages) == 2
-            assert await replicas.shown.void(run.store) > 0
-            assert not taken_for_older_copies(replicas)
-            assert (await run.until(in_phase(RunState.FINISHED))).lineage == replicas.shown.lineages[1]

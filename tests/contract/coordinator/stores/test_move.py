@@ -24,7 +24,6 @@ from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import Ran, run_main_in_thread
 from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 from tests.support.servers.postgres_server import PostgresServer
-from tests.support.thinned import thinned
 
 SOON = {"config__waiting_for_members_extra_time": 0.001}
 
@@ -178,20 +177,6 @@ async def test_mark_in_a_database_is_taken_back_only_by_its_move(
     back.unlink()
     await moved(url, back)
     assert (await served_again(str(back))).clock.phase is RunState.ROUND_TRAIN
-
-
-@thinned("target", ["s3://bucket/run", "postgresl://user:s3cret@host/x", "postgresql:/user:s3cret@host/x"])
-async def test_run_is_not_moved_to_what_is_no_store(
-    target: str, run_dir: Path, url: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    await moved(run_dir, url, shared)
-    before = sorted(os.listdir(tmp_path))
-    with pytest.raises(InvalidInput, match="allowed: a folder, file:") as refused:
-        await moved(url, target)
-    assert "s3cret" not in str(refused.value)
-    assert sorted(os.listdir(tmp_path)) == before
-    assert len(runs_in(url)) == 1
 
 
 async def test_run_that_is_damaged_stays_where_it_is(run_dir: Path, url: str, shared: Path) -> None:

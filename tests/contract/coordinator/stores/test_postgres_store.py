@@ -242,13 +242,6 @@ async def test_role_without_privileges_serves_and_waits_for_connections(
         await store.journal.append(SECOND)
 
 
-async def test_host_that_does_not_answer_is_passed_over(url: str, database_server: PostgresServer) -> None:
-    hosts = f"127.0.0.1:1,127.0.0.1:{database_server.port}"
-    async with opened(url.replace(f"127.0.0.1:{database_server.port}", hosts)) as (store,):
-        await store.journal.open_segment(Snapshot(0, b"start"))
-        assert store.name.startswith(f"postgresql://postgres@{hosts}/")
-
-
 async def test_statement_that_waits_for_a_lock_ends_in_time(url: str, database_server: PostgresServer) -> None:
     import psycopg
 
