@@ -172,10 +172,6 @@ class ObjectBlobs(ObjectReader):
     async def recount(self) -> None:
         """Do nothing: nobody else adds or deletes blobs."""
 
-    async def _may_lie(self, sha256: Sha256) -> bool:
-        """Return whether a blob may lie under its name, to be deleted."""
-        return sha256 in self._sizes
-
     async def _is_settled(self, sha256: Sha256, size_bytes: int) -> bool:
         """Return whether a blob is held, whose digest's lock is held."""
         del size_bytes
@@ -183,9 +179,8 @@ class ObjectBlobs(ObjectReader):
 
     async def delete(self, sha256: Sha256) -> None:
         async with self._locks.of(sha256):
-            if await self._may_lie(sha256):
-                await self._objects.delete(key_of(sha256))
-                self._let_go(sha256)
+            await self._objects.delete(key_of(sha256))
+            self._let_go(sha256)
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(self._sizes)

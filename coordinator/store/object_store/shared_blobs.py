@@ -43,9 +43,6 @@ class SharedObjectBlobs(ObjectBlobs):
             await self.size(sha256)
         await super().look(sha256, reads=reads)
 
-    async def _may_lie(self, sha256: Sha256) -> bool:
-        return sha256 in self._sizes or await self._size_there(sha256) is not None
-
     async def _is_settled(self, sha256: Sha256, size_bytes: int) -> bool:
         """Return whether anybody holds a blob: its bytes tell, as long as an original of it is left."""
         if await self._size_there(sha256) != size_bytes:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,7 @@ import httpx
 import psycopg
 import pytest
 
-from epochal.coordinator.api.request_parts import STALE_HEADER
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
-from epochal.state.phase_names import RunState
 from tests.support.data.spooled import fetched
 from tests.support.drive.by_hand import joined_by_hand
 from tests.support.drive.processes import RealRun, at_round, in_training
@@ -52,46 +49,6 @@ async def test_clients_whose_requests_reach_each_replica_finish_the_run(tmp_path
         assert (await run.finish()).rounds == 6
 
 
-@dataclass(frozen=True)
-class OneDatabase:
-    """A database that has one run beside others."""
-
-    url: str
-    run_id: str
-
-    def new_database(self) -> str:
-        return f"{self.url}?run={self.run_id}"
-
-
-@pytest.mark.nightly
-async def test_two_runs_of_one_database_go_on_beside_each_other(tmp_path: Path, server: PostgresServer) -> None:
-    url = server.new_database()
-    folders = {name: tmp_path / name for name in ("first", "second")}
-    for folder in folders.values():
-        folder.mkdir()
-    first_in, second_in = (OneDatabase(url, name) for name in folders)
-    async with (
-        replicated_run(folders["first"], first_in, 2, run_id="first", config__total_steps=100_000) as first,
-        replicated_run(folders["second"], second_in, 2, run_id="second", config__total_steps=12) as second,
-    ):
-        for replicas in (first, second):
-            await replicas.run.start_client()
-            await replicas.run.until(in_training(2))
-        listed = await first.run.command("runs", url, "--json")
-        assert [found["run_id"] for found in json.loads(listed.out)] == ["first", "second"]
-        await (await second.ticking()).kill()
-        assert (await second.run.finish()).rounds == 12
-        await goes_on(first.run)
-        last_step = first.run.end_soon(run_id="first")
-        for replica in first.all:
-            await replica.kill()
-        for number in range(2):
-            await first.start(number, "--advertise", f"http://coordinator-{number}.example:8000")
-        listed = json.loads((await first.run.command("runs", url, "--json")).out)[0]["coordinators"]
-        assert [served["url"] for served in listed if served["is_ticking"]] == ["http://coordinator-0.example:8000"]
-        assert (await first.run.finish()).rounds == last_step
-
-
 @pytest.mark.nightly
 async def test_run_waits_for_its_database_and_goes_on_with_it(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 2, config__total_steps=40) as replicas:
@@ -113,34 +70,6 @@ async def test_run_waits_for_its_database_and_goes_on_with_it(tmp_path: Path, se
         for replica in replicas.all:
             await replicas.ready(replica)
         assert (await run.finish()).rounds == 40
-
-
-@pytest.mark.nightly
-async def test_replica_without_the_database_tells_what_it_knows_as_stale(
-    tmp_path: Path, server: PostgresServer
-) -> None:
-    async with (
-        database_relay(server) as relay,
-        replicated_run(tmp_path, server, 2, Surroundings({1: relay}), config__init_min_clients=2) as replicas,
-    ):
-        with_it, without = replicas.all
-        place = f"/v1/runs/{replicas.run.watch.api.run_id}"
-        known = (await with_it.http.get(place)).json()
-        relay.cut()
-        await replicas.ready(without, is_ready=False)
-        answer = await without.http.get(f"{place}/status")
-        assert (answer.status_code, answer.headers[STALE_HEADER]) == (200, "true")
-        assert (await without.http.get(place)).json() == known
-        unknown = await without.http.get(f"{place}/rosters/{'0' * 64}")
-        assert (unknown.status_code, RETRY_HEADER in unknown.headers) == (503, True)
-        assert (await with_it.http.get(f"{place}/rosters/{'0' * 64}")).status_code == 404
-        await replicas.refuses_messages(without)
-        admin = {"Authorization": f"Bearer {replicas.admin_token()}"}
-        assert (await with_it.http.post(f"{place}/pause", headers=admin)).status_code == 204
-        relay.is_cut = False
-        await replicas.ready(without)
-        assert (await without.http.get(f"{place}/status")).json()["run_state"] == RunState.PAUSED.value
-        assert (await without.http.post(f"{place}/resume", headers=admin)).status_code == 204
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.support.drive.by_hand import hold_in, joined_by_hand
 from tests.support.drive.processes import PATIENT, RealRun, at_round, in_phase, in_training, prepared_run, real_run
 from tests.support.thinned import thinned
 
-AUDITS = 15
+AUDITS = 6
 """Audits of a run of many short epochs, whose blobs are swept meanwhile."""
 
 

@@ -9,11 +9,10 @@ import pytest
 
 import epochal.coordinator.store.failures
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
-from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
+from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.store import Store
 from epochal.state.errors import StoreBlocked
 from epochal.state.wire import sha256_hex
-from tests.support.data.full_disk import full_disk
 from tests.support.data.recording_disk import FailingDisk
 from tests.support.data.stored_blobs import blob_bytes
 
@@ -37,32 +36,6 @@ async def store(tmp_path: Path, failing: FailingDisk) -> AsyncIterator[Store]:
     await opened.journal.append(JournalRecord(1, b"one"))
     yield opened
     await opened.aclose()
-
-
-async def kept(run_dir: Path) -> list[bytes]:
-    """Return the bodies of the records of all segments, as another process reads them."""
-    journal = open_folder_reader(run_dir).journal
-    return [record.body async for segment in journal.history() for record in segment.records]
-
-
-async def test_record_on_a_full_disk_is_undone_and_kept_later(tmp_path: Path, store: Store) -> None:
-    with full_disk(tmp_path):
-        for _ in range(3):
-            with pytest.raises(StoreBlocked, match="no room on the disk") as caught:
-                await store.journal.append(JournalRecord(2, b"two"))
-            assert caught.value.is_full
-        assert await kept(tmp_path) == [b"one"]
-    await store.journal.append(JournalRecord(2, b"two"))
-    assert await kept(tmp_path) == [b"one", b"two"]
-
-
-async def test_segment_on_a_full_disk_is_opened_later(tmp_path: Path, store: Store) -> None:
-    with full_disk(tmp_path), pytest.raises(StoreBlocked):
-        await store.journal.open_segment(Snapshot(1, b"later" * 1000))
-    await store.journal.append(JournalRecord(2, b"two"))
-    await store.journal.open_segment(Snapshot(2, b"later"))
-    await store.journal.append(JournalRecord(3, b"three"))
-    assert await kept(tmp_path) == [b"one", b"two", b"three"]
 
 
 async def test_state_file_that_is_blocked_stays_as_it_was(tmp_path: Path, store: Store, failing: FailingDisk) -> None:
