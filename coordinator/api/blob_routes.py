@@ -105,12 +105,11 @@ class BlobResponse(BytesResponse):
         Parts grow while the member reads fast: a slow one has no more under way than the bounds on its rate allow for.
         """
         downloads, part = self._handlers.downloads, self._part
-        if part.stop - part.start <= MIN_FILE_BYTES or not downloads.may_open_file():
+        if part.stop - part.start <= MIN_FILE_BYTES or downloads.open_files.locked():
             return
-        with downloads.open_file():
-            async with self._handlers.service.blobs.opened(part.sha256) as blob:
-                if blob.descriptor is not None:
-                    await self._send_parts(transfer, partial(send_file, blob.descriptor), receive)
+        async with downloads.open_files, self._handlers.service.blobs.opened(part.sha256) as blob:
+            if blob.descriptor is not None:
+                await self._send_parts(transfer, partial(send_file, blob.descriptor), receive)
 
     async def _send_parts(
         self, transfer: Transfer, send_part: Callable[[int, int], Awaitable[None]], receive: Receive

@@ -3,8 +3,9 @@
 A member's downloads end with its membership.
 """
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from epochal.coordinator.auth.admin import OPERATOR
 from epochal.coordinator.blobs.transfers import Places, Transfer
@@ -26,11 +27,15 @@ MAX_OPEN_FILES = 64
 
 
 class Downloads:
-    """The running downloads of one service."""
+    """The running downloads of one service.
+
+    Attributes:
+        open_files: held by a download that keeps its blob's file open.
+    """
 
     def __init__(self, service: CoordinatorService) -> None:
         self._places = Places(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT, service.now_s)
-        self._open_count = 0
+        self.open_files = asyncio.Semaphore(MAX_OPEN_FILES)
         service.readers.on_change(self._end_those_of_former_members)
 
     @property
@@ -47,19 +52,6 @@ class Downloads:
         """
         async with self._places.place(client_id, MIN_READ_BYTES_PER_S) as transfer:
             yield transfer
-
-    def may_open_file(self) -> bool:
-        """Return whether another download may keep its blob's file open."""
-        return self._open_count < MAX_OPEN_FILES
-
-    @contextmanager
-    def open_file(self) -> Iterator[None]:
-        """Count a download that keeps its blob's file open while the context is entered."""
-        self._open_count += 1
-        try:
-            yield
-        finally:
-            self._open_count -= 1
 
     def _end_those_of_former_members(self, before: Run, run: Run) -> None:
         if run.members.by_id is before.members.by_id:

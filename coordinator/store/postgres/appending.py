@@ -12,7 +12,7 @@ import psycopg
 
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.store.postgres.database import Connection, PostgresDatabase, executed
-from epochal.coordinator.store.postgres.names import channel_of
+from epochal.coordinator.store.postgres.replication import channel_of
 from epochal.coordinator.store.postgres.server_identity import (
     IDENTITY,
     IS_SYNCHRONOUS,

@@ -2,12 +2,12 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator
 
 from epochal.coordinator.store.postgres.address import DatabaseAddress
 from epochal.coordinator.store.postgres.database import CONNECT_WITHIN_S, PostgresDatabase
-from epochal.coordinator.store.postgres.names import lock_of
 from epochal.coordinator.store.postgres.replication import PostgresReplication, is_served, served_at
 from epochal.coordinator.store.sql.database import Statement
 from epochal.coordinator.store.sql.notes import STATE_FILE, Notes
@@ -119,7 +119,7 @@ class ServerPlace:
 
         The lock ends with the connection, however the process ends.
         """
-        taking = Statement(f"SELECT pg_try_advisory_lock{kind}(:lock)", {"lock": lock_of("sweep", self._run_id)})
+        taking = Statement(f"SELECT pg_try_advisory_lock{kind}(:lock)", {"lock": _lock_of(self._run_id)})
         database = PostgresDatabase(self._address.locking(), self._name)
         try:
             ((found,),) = await database.transact(taking)
@@ -145,3 +145,9 @@ class ServerPlace:
     async def aclose(self) -> None:
         if self._replication is not None:
             await self._replication.aclose()
+
+
+def _lock_of(run_id: str) -> int:
+    """Return the number of the advisory lock for the sweeps of a run."""
+    digest = hashlib.sha256(f"epochal/sweep\0{run_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)

@@ -6,6 +6,7 @@ loses what was only true for seconds. All times are the database's own, whatever
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,6 @@ from contextlib import aclosing
 from psycopg.sql import SQL, Identifier
 
 from epochal.coordinator.store.postgres.database import PostgresDatabase, limited
-from epochal.coordinator.store.postgres.names import channel_of
 from epochal.coordinator.store.replication import LEASE_S, Heartbeats, MeetingResult, Program
 from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S, Statement
 from epochal.state.errors import StoreBlocked, StoreFailed
@@ -139,6 +139,11 @@ class PostgresReplication:
 
     def _values(self) -> dict[str, object]:
         return {"run": self._run_id, "replica": self._replica, "lease": LEASE_S}
+
+
+def channel_of(run_id: str) -> str:
+    """Return the channel on which news of a run is notified; a run's own name may be too long for one."""
+    return f"epochal_{hashlib.sha256(run_id.encode()).hexdigest()[:32]}"
 
 
 async def served_at(database: PostgresDatabase, run_id: str) -> str | None:
