@@ -47,7 +47,6 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "plan": lambda: _in_folder(plan.measure),
     "commits": lambda: _in_folder(commits.measure),
     "history": lambda: _in_folder(history.measure),
-    "history-long": lambda: _in_folder(history.measure_long),
     "dashboard": lambda: _in_folder(dashboard.measure),
     "viewers": lambda: _in_folder(many_viewers.measure),
     "resilience": lambda: _in_folder(resilience.measure),
@@ -85,7 +84,6 @@ EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "to
 APART = (
     *EXCHANGE,
     "prepare-memory",
-    "history-long",
     *WHOLE,
     "resilience",
     "dishonest",

@@ -1,11 +1,10 @@
-"""Reads the history of a run from its journal: from what a proof holds or what is kept beside it, and what follows."""
+"""Reads the history of a run from its journal: from what a proof holds, and what follows."""
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
 
-from epochal.coordinator.insight.kept_history import RecordMark, find_kept
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.journal_records import JournalRecord
@@ -26,27 +25,28 @@ class JournalHistory:
     Attributes:
         history: its rounds.
         sequence: number of the last record that was read; -1 before any segment was.
-        mark: the last record that the history includes; None before the first.
-        kept_next: number of the round that follows those that were kept beside the journal.
-        segment: number of the segment that was read last, or holds `mark`.
+        segment: number of the last segment that was read; None before the first.
     """
 
     def __init__(self, history: Projection) -> None:
         self.history = history
         self.sequence = -1
-        self.mark: RecordMark | None = None
-        self.kept_next = 0
-        self.segment = 0
+        self.segment: int | None = None
 
 
 async def read_history(
-    journal: JournalReader, worker: Worker | None = None, *, has_rests: bool = False
+    journal: JournalReader,
+    worker: Worker | None = None,
+    before: JournalHistory | None = None,
+    *,
+    has_rests: bool = False,
 ) -> JournalHistory:
     """Return the history of a run from its journal, which may have been compacted, and be appended to meanwhile.
 
     Args:
         journal: of the run.
         worker: replays its records; inline if none is given.
+        before: as it was read before, to which what follows is added.
         has_rests: whether to rest as long as each piece took, because others need the processor.
 
     Raises:
@@ -54,13 +54,15 @@ async def read_history(
     """
     loop, worker = asyncio.get_running_loop(), worker or InlineWorker()
     proofs = await journal.proofs()
-    found, start = await _begun(journal, proofs, worker)
+    if before is None or (before.segment or 0) < _first(proofs):
+        found, start = await _begun(proofs, worker)
+    else:
+        found, start = before, before.segment
     known = found.sequence
 
     def watch(_run: Run, instructions: tuple[Instruction, ...], kept: Kept) -> None:
         if kept.sequence > known:
             found.history.take(instructions, kept.version)
-            found.mark = RecordMark(kept.sequence, kept.document_sha256)
 
     first, newest = start or 0, await journal.newest_segment()
     total = None if newest is None else newest + 1 - first
@@ -68,31 +70,26 @@ async def read_history(
         async with aclosing(journal.history(start)) as segments:
             async for segment in segments:
                 run = await worker.run(partial(opened_by, segment.snapshot))
-                found.segment = segment.number
-                found.sequence = segment.snapshot.sequence
+                found.segment, found.sequence = segment.number, max(found.sequence, segment.snapshot.sequence)
                 for place in range(0, len(segment.records), RECORDS_AT_A_TIME):
                     began_s = loop.time()
                     records: tuple[JournalRecord, ...] = segment.records[place : place + RECORDS_AT_A_TIME]
                     run = await worker.run(partial(replay_unchecked, run, records, watch))
-                    found.sequence = records[-1].sequence
+                    found.sequence = max(found.sequence, records[-1].sequence)
                     work.advance(len(records) / len(segment.records))
                     if has_rests:
                         await asyncio.sleep(loop.time() - began_s)
     return found
 
 
-async def _begun(
-    journal: JournalReader, proofs: Sequence[StoredProof], worker: Worker
-) -> tuple[JournalHistory, int | None]:
+async def _begun(proofs: Sequence[StoredProof], worker: Worker) -> tuple[JournalHistory, int | None]:
     """Return the history with which the reading of a journal begins, and the first segment to be read."""
-    first = proofs[-1].segment_count if proofs else 0
-    kept = await find_kept(journal, first)
-    history = None if kept is None else await worker.run(kept.opened)
-    if kept is not None and history is not None:
-        found = JournalHistory(history)
-        found.sequence, found.mark, found.kept_next = kept.mark.sequence, kept.mark, history.next
-        found.segment = kept.segment
-        return found, kept.segment
     if not proofs:
         return JournalHistory(Projection()), None
-    return JournalHistory(await worker.run(partial(Projection.decoded, parse_proof(proofs[-1]).history))), first
+    history = await worker.run(partial(Projection.decoded, parse_proof(proofs[-1]).history))
+    return JournalHistory(history), _first(proofs)
+
+
+def _first(proofs: Sequence[StoredProof]) -> int:
+    """Return the number of the first segment that is not compacted."""
+    return proofs[-1].segment_count if proofs else 0

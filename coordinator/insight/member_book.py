@@ -4,7 +4,7 @@ It is made from what the machine tells of members and rounds, and nothing of it 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from epochal.coordinator.machine.instructions import CheckpointRefused, EndedRound, MembershipChanged
 from epochal.coordinator.machine.parts.persistent_map import plain
@@ -137,8 +137,8 @@ class MemberBook:
             known.downloaded_bytes = (known.downloaded_bytes or 0) + downloaded_bytes
 
     def records(self) -> tuple[KnownMember, ...]:
-        """Return copies of everything that is known, in the order in which it is kept."""
-        return tuple(replace(known, refusals=dict(known.refusals)) for known in self._known.values())
+        """Return everything that is known, in the order in which it is kept."""
+        return tuple(self._known.values())
 
     def _note_name(self, client_id: ClientId, name: str) -> None:
         if name:

@@ -10,7 +10,7 @@ import binascii
 import zlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
@@ -274,20 +274,16 @@ class Projection:
 
     def encoded(self) -> str:
         """Return the whole history as text, from which `decoded` makes the same."""
-        return self.captured()()
-
-    def captured(self) -> Callable[[], str]:
-        """Return what encodes the history as it is now, also in a thread and when rounds have ended since."""
-        rows, details = list(self.rows), tuple(self.details)
-        members, actions = self.book.records(), tuple(self.actions)
-        reported = (self.evaluations, self.audits, self.notices.notices())
-
-        def encode() -> str:
-            columns = RoundColumns.of(rows)
-            body = canonical_json(_Encoded(columns, details, members, actions, *reported))
-            return base64.b64encode(zlib.compress(body)).decode()
-
-        return encode
+        kept = _Encoded(
+            RoundColumns.of(self.rows),
+            tuple(self.details),
+            self.book.records(),
+            tuple(self.actions),
+            self.evaluations,
+            self.audits,
+            self.notices.notices(),
+        )
+        return base64.b64encode(zlib.compress(canonical_json(kept))).decode()
 
     @classmethod
     def decoded(cls, text: str) -> "Projection":

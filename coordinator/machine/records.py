@@ -148,12 +148,6 @@ def opened_by(snapshot: Snapshot) -> Run:
     return parse_snapshot(_body(SnapshotBody, snapshot.body, snapshot.sequence).run.encode())
 
 
-def published_by(record: JournalRecord) -> Sha256:
-    """Return the digest of the document that was published after a record. Raise `StoreFailed` as `replay`."""
-    digest: Sha256 = _body(RecordBody, record.body, record.sequence).document_sha256
-    return digest
-
-
 def _handled(run: Run, body: RecordBody, sequence: int, watch: Watch | None) -> Run:
     """Return the run after the stimuli of a record."""
     for stimulus in _stimuli(body.stimuli, sequence):

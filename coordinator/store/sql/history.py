@@ -10,7 +10,7 @@ from typing import Any
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
 from epochal.coordinator.store.sql.database import BULK_S, ROWS_AT_A_TIME, Database, Row, Statement
-from epochal.coordinator.store.sql.notes import HISTORY, Notes
+from epochal.coordinator.store.sql.notes import Notes
 from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot, hash_of_value
 from epochal.state.errors import StoreFailed
 
@@ -95,10 +95,6 @@ class JournalReader:
                 raise self._damaged(f"the proof of {count} segments")
             found.append(StoredProof(count, bytes(body)))
         return tuple(found)
-
-    async def kept_history(self) -> bytes | None:
-        """Return what `Journal.keep_history` kept last; None if nothing is kept."""
-        return await self._notes.read(HISTORY)
 
     async def newest_segment(self) -> int | None:
         """Return the number of the newest segment; None if there is none."""

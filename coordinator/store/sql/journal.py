@@ -38,7 +38,6 @@ from epochal.coordinator.store.sql.database import (
     Statement,
 )
 from epochal.coordinator.store.sql.history import JOURNAL_SIZE, FoundSegment, JournalReader, StoredProof
-from epochal.coordinator.store.sql.notes import HISTORY
 from epochal.coordinator.store.sql.schema import hash_of_record, hash_of_snapshot, hash_of_value
 from epochal.state.errors import StoreBlocked, StoreConflict
 from epochal.state.wire import Sha256
@@ -327,17 +326,6 @@ class Journal(JournalReader):
         kept = hash_of_value(f"proof {proof.segment_count}", proof.body)
         values = {"run": self._run_id, "count": proof.segment_count, "body": proof.body, "hash": kept}
         await self._change(values, STATEMENT_S, _KEEP_PROOF)
-
-    async def keep_history(self, body: bytes) -> None:
-        """Keep the run's history up to some record (`coordinator/insight/kept_history.py`), in place of the one kept
-        before.
-
-        It is derived from the journal, and no part of it: a copy of the run may lack it.
-
-        Raises:
-            StoreFailed: it is not kept; the journal goes on as it was.
-        """
-        await self._notes.write(HISTORY, body)
 
     async def drop_covered(self, segment_count: int) -> None:
         """Delete this many segments, from the first, and the proofs of fewer. May be called again after a failure.

@@ -15,7 +15,6 @@ BACKUP = "backup"
 MOVED = "moved-to"
 BLOBS = "blobs"
 BLOBS_OWNER = "blobs-owner"
-HISTORY = "history"
 OBJECT_STORE = "object-store.json"
 SERVER = "server"
 OF_A_PLACE = (ORIGIN, BACKUP, MOVED, BLOBS, BLOBS_OWNER, SERVER)

@@ -109,12 +109,3 @@ async def test_proof_takes_the_place_of_the_segments_that_it_covers(journal: Jou
     assert await newest(journal) == Segment(2, Snapshot(2, b"later"), (record(3),))
     await journal.open_segment(Snapshot(3, b"goes on"))
     assert [found.number async for found in journal.history()] == [2, 3]
-
-
-async def test_history_is_kept_beside_the_journal_and_replaced(journal: Journal) -> None:
-    await begin(journal, records=1)
-    assert await journal.kept_history() is None
-    await journal.keep_history(b"first")
-    await journal.keep_history(b"second")
-    assert await journal.kept_history() == b"second"
-    assert await newest(journal) == Segment(0, Snapshot(0, b"start"), (record(1),)), "the journal is as it was"

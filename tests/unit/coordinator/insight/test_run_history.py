@@ -2,21 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.insight.kept_history import KeptHistory
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.run_history import JournalHistory, RunHistory, read_history
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.records import Kept, opened_by, replay, replay_unchecked
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.store.files.opening import open_folder_reader
 from epochal.coordinator.store.open import open_store_reader
-from epochal.coordinator.store.sql.notes import HISTORY
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import Refused
 from tests.support.drive.journaled_run import KeptRun, compact, compact_state, keep_in, simulated_segments
@@ -60,27 +56,35 @@ async def test_history_of_a_compacted_journal_is_that_of_the_whole(
     assert steps > 1
 
 
-@pytest.mark.parametrize("bound", ["MAX_WAITING", "MAX_WAITING_ROUNDS"])
-async def test_what_waits_for_a_history_to_be_read_is_bounded(
-    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, bound: str
+async def test_news_that_wait_for_a_history_to_be_read_have_a_maximum(
+    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
 ) -> None:
-    monkeypatch.setattr(f"epochal.coordinator.insight.run_history.{bound}", 5)
-    history, told = RunHistory(journal_of(kept), InlineWorker()), 0
+    monkeypatch.setattr("epochal.coordinator.insight.run_history.MAX_WAITING", 5)
+    journal, told = journal_of(kept), 0
+    history, known = RunHistory(journal, InlineWorker()), journal.history
 
     def take(_run: Run, instructions: tuple[Instruction, ...], record: Kept) -> None:
         nonlocal told
         history.take(instructions, record)
         told += len([one for one in instructions if isinstance(one, OutcomeDecided)])
-        assert (len(history._waiting) if bound == "MAX_WAITING" else history._waiting_rounds) <= 5
+        assert len(history._waiting) <= 5
+
+    async def growing(start: int | None = None) -> AsyncGenerator[Segment, None]:
+        """The journal without its last segments, which is whole when it is read again."""
+        monkeypatch.setattr(journal, "history", known)
+        async for segment in known(start):
+            if segment.number < len(kept.segments) - 2:
+                yield segment
 
     for segment in kept.segments:
         replay_unchecked(opened_by(segment.snapshot), segment.records, take)
     assert told > 20, "more than may wait"
+    monkeypatch.setattr(journal, "history", growing)
     task = asyncio.create_task(history.run())
     async with asyncio.timeout(60):
         await history.is_read.wait()
     task.cancel()
-    assert history.history.next == told, "what was thrown away is in the journal"
+    assert history.history.rows == (await read_history(journal)).history.rows, "what was thrown away is in the journal"
 
 
 async def test_history_that_is_being_read_is_not_shown_yet(kept: KeptRun) -> None:
@@ -113,74 +117,3 @@ async def test_rounds_that_end_while_the_journal_is_read_are_added_once(kept: Ke
         history.take(instructions, record)
     task.cancel()
     assert history.history.rows == whole.history.rows
-
-
-async def kept_beside(kept: KeptRun, monkeypatch: pytest.MonkeyPatch, segments: int) -> MemoryJournal:
-    """A journal beside which the history of its first segments is kept, and which has gone on since."""
-    monkeypatch.setattr("epochal.coordinator.insight.run_history.MIN_ROUNDS_KEPT", 1)
-    journal = journal_of(kept)
-    journal.segments = list(kept.segments[:segments])
-    history = RunHistory(journal, InlineWorker())
-    task = asyncio.create_task(history.run())
-    async with asyncio.timeout(60):
-        await history.was_kept.wait()
-    task.cancel()
-    journal.segments = list(kept.segments)
-    return journal
-
-
-async def test_history_that_is_kept_goes_on_with_what_follows(monkeypatch: pytest.MonkeyPatch, kept: KeptRun) -> None:
-    whole = await read_history(journal_of(kept))
-    journal = await kept_beside(kept, monkeypatch, len(kept.segments) - 1)
-    read: list[int | None] = []
-    history = journal.history
-
-    def watched(start: int | None = None) -> AsyncGenerator[Segment, None]:
-        read.append(start)
-        return history(start)
-
-    monkeypatch.setattr(journal, "history", watched)
-    found = await read_history(journal)
-    assert set(read) == {kept.segments[-2].number}, "nothing before was read again"
-    assert content(found) == content(whole)
-    assert (found.segment, found.mark) == (whole.segment, whole.mark)
-    assert found.history.book.records() == whole.history.book.records()
-
-
-async def test_history_that_is_damaged_or_of_another_journal_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, kept: KeptRun
-) -> None:
-    expected = content(await read_history(journal_of(kept)))
-    journal = await kept_beside(kept, monkeypatch, 2)
-    good = KeptHistory.decoded(await journal.kept_history() or b"")
-    assert good is not None
-    good = replace(good, history=Projection().encoded())  # which differs, so that one sees whether it is used
-    await journal.keep_history(good.encoded())
-    assert content(await read_history(journal)) != expected
-    wrong = [
-        b"",
-        b"nonsense",
-        good.encoded()[:-1],
-        b"0" * 64 + good.encoded()[64:],
-        replace(good, mark=replace(good.mark, document_sha256="0" * 64)).encoded(),
-        replace(good, mark=replace(good.mark, sequence=good.mark.sequence + 1)).encoded(),
-        replace(good, segment=999).encoded(),
-        replace(good, history="%").encoded(),
-    ]
-    for stored in wrong:
-        await journal.keep_history(stored)
-        assert content(await read_history(journal)) == expected
-
-
-async def test_history_that_is_kept_ends_before_what_was_compacted(
-    monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path
-) -> None:
-    expected = content(await read_history(journal_of(kept)))
-    beside = await kept_beside(kept, monkeypatch, 1)
-    await keep_in(tmp_path / "run", kept)
-    assert await compact(tmp_path / "run", steps=2)
-    writing = open_folder_reader(tmp_path / "run", writes=True)
-    await writing.notes.write(HISTORY, await beside.kept_history() or b"")
-    await writing.aclose()
-    found = await read_history(open_store_reader(str(tmp_path / "run")).journal)
-    assert content(found)[:3] == expected[:3]

@@ -55,8 +55,6 @@ async def play(store: Store) -> AsyncIterator[str]:
     yield await told(store)
     await journal.drop_covered(2)
     yield await told(store)
-    await journal.keep_history(b"history" * 500)
-    yield await told(store)
 
 
 async def told(store: Store | StoreReader) -> str:
@@ -64,8 +62,8 @@ async def told(store: Store | StoreReader) -> str:
     journal = store.journal
     segments = [segment async for segment in journal.history()]
     blobs = sorted((await store.recorded_blobs.read(await store.recorded_blobs.held())).items())
-    proofs, history, key = await journal.proofs(), await journal.kept_history(), await store.keys.private_key()
-    return repr((segments, blobs, proofs, history, key, await journal.problems()))
+    proofs, key = await journal.proofs(), await store.keys.private_key()
+    return repr((segments, blobs, proofs, key, await journal.problems()))
 
 
 async def told_by(run_dir: Path) -> str:
