@@ -7,7 +7,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.cli.output.client_log import member_page
-from tests.support.browser.browser import SIZES, opened
+from tests.support.browser.browser import opened
 from tests.support.browser.played_answers import play
 from tests.support.drive.shown_run import ShownRun, shown_run
 from tests.support.simulate.many_members import many_members
@@ -152,22 +152,6 @@ async def test_those_that_have_left_are_shown_if_wanted(
         assert complaints.unexpected == []
 
 
-async def test_members_without_a_name_are_sorted_by_id(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
-    few = {name: values[:12] for name, values in many["members"].items()}
-    named = sorted(name for name in few["name"] if name)
-    unnamed = sorted(found for found, name in zip(few["client_id"], few["name"], strict=True) if not name)
-    async with opened(browser) as (page, _):
-        await play(page, {"members": many | {"members": few}})
-        await run.open(page, "members")
-        await said(page, "12 members")
-        shown = await rows(page)
-        assert sorted(row["Member"] for row in shown[: len(named)]) == named
-        assert [row["Id"] for row in shown[len(named) :]] == unnamed
-        await page.get_by_role("button", name="Member").click()
-        shown = await rows(page)
-        assert [row["Id"] for row in shown[len(named) :]] == unnamed[::-1]
-
-
 async def test_few_elements_show_ten_thousand_rows(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
     async with opened(browser) as (page, _):
         await play(page, {"members": many})
@@ -209,21 +193,6 @@ async def test_clients_page_is_the_address_in_its_log(browser: "Browser", run: S
         assert all("applied" in text for text in shown)
         assert await page.get_by_text("Nothing of it was refused.").count() == 1
         assert complaints.unexpected == []
-
-
-async def test_long_reason_breaks_over_lines_and_a_short_one_takes_little(browser: "Browser", run: ShownRun) -> None:
-    client_id = run.clients[0].client_id
-    told = await run.asked(f"members/{client_id}")
-    told["rounds"][-1]["figures"] |= {"fate": "failed", "detail": f"{'ab' * 300} and more " * 3}
-    async with opened(browser, "phone") as (page, _):
-        await play(page, {f"members/{client_id}": told})
-        await page.goto(member_page(run.url, client_id))
-        long, short = [page.get_by_role("region", name="Its last rounds").locator(".prose").nth(n) for n in (0, 1)]
-        await long.wait_for()
-        sizes = [await one.bounding_box() for one in (long, short)]
-        widths, heights = ([found[side] for found in sizes if found] for side in ("width", "height"))
-        assert heights[0] > 10 * heights[1]
-        assert 4 * widths[1] < 3 * widths[0] <= 3 * SIZES["phone"][0]
 
 
 async def test_unknown_member_is_said_to_be_unknown(browser: "Browser", run: ShownRun) -> None:

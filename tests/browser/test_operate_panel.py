@@ -193,15 +193,6 @@ async def test_token_that_opened_the_page_can_be_used_again(browser: "Browser", 
         assert complaints.unexpected == []
 
 
-async def test_wrong_id_is_named_before_anything_is_asked(browser: "Browser", run: ShownRun) -> None:
-    async with opened(browser) as (page, _):
-        await enter(page, run, run.admin_token)
-        await page.get_by_label("Member's id").fill("<b>nobody</b>")
-        await page.get_by_role("button", name="Eject…").click()
-        await page.get_by_text("32 hexadecimal digits, as its own page shows").wait_for()
-        assert await page.get_by_role("dialog").count() == 0
-
-
 async def test_token_is_in_no_storage_address_log_or_trace(
     browser: "Browser", run: ShownRun, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,10 +219,3 @@ async def test_token_is_in_no_storage_address_log_or_trace(
     assert token.encode() not in traced
     assert len(traced) > 1000
     assert token not in caplog.text
-
-
-async def test_token_is_gone_after_a_reload(browser: "Browser", run: ShownRun) -> None:
-    async with opened(browser) as (page, _):
-        await enter(page, run, run.admin_token)
-        await page.reload()
-        assert await page.get_by_label("Token").input_value() == ""

@@ -3,7 +3,7 @@
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
 from epochal.run_manager.agent import ClientEnd, EndReason
-from epochal.run_manager.events import ReplicaHeld, RoundTrained
+from epochal.run_manager.events import ReplicaHeld
 from epochal.state.phase_names import RunState
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, SimulatedRun, prove, simulated_run, small_state
@@ -76,18 +76,6 @@ async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
         assert not silences(run)
         await finish(run, 4)
         assert run.coordinator.starts == 2
-
-
-@in_virtual_time
-async def test_coordinator_killed_again_and_again_within_each_round_goes_on() -> None:
-    async with simulated_run(small_state(batches=6), seed=2, weather=SLOW) as run:
-        run.start_clients(4, ("numpy", "null"))
-        for step in range(1, TOTAL_STEPS):
-            for phase in (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS):
-                await reach(run, phase, step)
-                await run.coordinator.restart_after(0.3)
-        await finish(run, 4)
-        assert run.coordinator.starts >= 2 * (TOTAL_STEPS - 1)
 
 
 @thinned(("phase", "step"), PHASES[:-1])
@@ -166,20 +154,3 @@ async def test_client_that_stops_answering_comes_back_to_the_same_replica() -> N
         assert silences(run)
         frozen.link.cut = False
         await finish(run, 4)
-
-
-@in_virtual_time
-async def test_half_of_the_clients_cut_off_has_its_work_done_later() -> None:
-    async with simulated_run(small_state(batches=8), seed=7, weather=SLOW) as run:
-        clients = run.start_clients(6, ("numpy", "null"))
-        await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
-        for client in clients[:3]:
-            client.link.cut = True
-        # Three of six are no quorum (⌊2·6/3⌋ = 4): the step is attempted again, until it succeeds without them.
-        await run.coordinator.reached(RunState.ROUND_TRAIN, 4)
-        assert silences(run)
-        trained = [event for event in clients[3].of(RoundTrained) if event.step == 3]
-        assert len(trained) > 1
-        for client in clients[:3]:
-            client.link.cut = False
-        await finish(run, 6)

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -298,15 +299,29 @@ async def test_report_for_a_round_that_is_over_is_refused_by_name(coordinator: S
     assert problem(await client.send("POST", "/results", late)) == "late-result"
 
 
-async def test_operator_routes_need_the_admin_token(coordinator: Served) -> None:
+async def test_every_operator_route_needs_the_admin_token(coordinator: Served) -> None:
     client = WireClient(coordinator, 1)
     await client.join()
-    for place in ("/pause", "/resume", "/quarantine/release", f"/clients/{client.client_id}/eject"):
-        nobodys = await coordinator.http.post(coordinator.run_url + place)
-        assert problem(nobodys) == "unauthorized"
+    paths = (await coordinator.http.get("/openapi.json")).json()["paths"]
+    routes = [
+        (method.upper(), path.removeprefix("/v1/runs/{run_id}").replace("{client_id}", client.client_id))
+        for path, methods in paths.items()
+        for method, route in methods.items()
+        if route.get("security") == [{"admin token": []}]
+    ]
+    assert len(routes) > 15
+    for method, path in routes:
+        place = re.sub("{.*?}", "ab" * 32, path)
+        nobodys = await coordinator.http.request(method, coordinator.run_url + place)
+        assert problem(nobodys) == "unauthorized", place
         assert nobodys.headers["www-authenticate"] == "Bearer"
-        assert problem(await client.send("POST", place)) == "forbidden"
-        assert problem(await client.send("POST", place, token="wrong")) == "forbidden"
+        assert problem(await client.send(method, place)) == "forbidden", place
+        assert problem(await client.send(method, place, token="wrong")) == "forbidden", place
+
+
+async def test_operator_pauses_resumes_and_ejects(coordinator: Served) -> None:
+    client = WireClient(coordinator, 1)
+    await client.join()
     assert (await client.send("POST", "/pause", token=ADMIN)).status_code == 204
     assert coordinator.service.run.clock.phase is RunState.PAUSED
     assert (await client.send("POST", "/resume", token=ADMIN)).status_code == 204

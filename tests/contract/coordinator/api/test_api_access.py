@@ -117,21 +117,3 @@ async def test_run_ends_after_the_step_that_is_named(coordinator: Served) -> Non
     assert (await ask(coordinator, "PUT", "/finish", {"after_step": None})).status_code == 204
     status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
     assert (status["finish_after"], status["total_steps"]) == (None, 4)
-
-
-@pytest.mark.parametrize(
-    ("method", "place"),
-    [
-        ("PUT", "/finish"),
-        ("GET", "/invitations"),
-        ("POST", "/invitations"),
-        ("DELETE", f"/invitations/{'ab' * 32}"),
-        ("GET", "/access"),
-        ("PUT", f"/access/{'ab' * 32}"),
-        ("DELETE", f"/access/{'ab' * 32}"),
-        ("POST", "/audits"),
-    ],
-)
-async def test_only_the_operator_may_ask_for_this(coordinator: Served, method: str, place: str) -> None:
-    assert problem(await ask(coordinator, method, place, {}, token=None)) == "unauthorized"
-    assert problem(await ask(coordinator, method, place, {}, token="a guess")) == "forbidden"

@@ -90,14 +90,3 @@ async def test_actions_are_listed_with_time_and_version(played: tuple[Served, li
     versions = [action["version"] for action in page["actions"]]
     assert versions == sorted(versions)
     assert versions[-1] <= coordinator.service.published.version
-
-
-@pytest.mark.parametrize("place", ["/actions", "/audits"])
-async def test_record_is_shown_to_those_who_may_see_the_run(place: str) -> None:
-    async with served(state_file(access__dashboard="members")) as coordinator:
-        await coordinator.insight.history.is_read.wait()
-        client = WireClient(coordinator, 1)
-        assert problem(await client.send("GET", place)) == "unauthorized"
-        await client.join()
-        assert (await client.send("GET", place)).status_code == 200
-        assert (await client.send("GET", place, token=ADMIN)).status_code == 200

@@ -50,12 +50,6 @@ async def test_evaluation_is_shown_in_history_and_status(coordinator: Served) ->
     assert [(one["name"], one["loss"]) for one in status["evaluations"]] == [("validation", 2.5)]
 
 
-async def test_evaluation_needs_the_admin_token(coordinator: Served) -> None:
-    assert problem(await send(coordinator, token=None)) == "unauthorized"
-    assert problem(await send(coordinator, token="a guess")) == "forbidden"
-    assert await history(coordinator) == []
-
-
 @pytest.mark.parametrize(
     "changed",
     [

@@ -18,6 +18,10 @@ PLACES = (
     "/history/rounds/0",
     "/history/present",
     "/history/explanation",
+    "/members",
+    "/join",
+    "/actions",
+    "/audits",
     "/events",
 )
 

@@ -1,11 +1,9 @@
 """The guide of how a machine joins, over HTTP: what it says, and who may read it."""
 
-import pytest
-
 from epochal.state.shown.join_guide import JoinGuide
 from epochal.state.wire import parse_document
 from tests.support.data.states import state_file
-from tests.support.drive.served import ADMIN, REPLICA, Served, WireClient, problem, served, training
+from tests.support.drive.served import REPLICA, Served, served, training
 
 
 async def guide_of(coordinator: Served, token: str | None = None) -> JoinGuide:
@@ -36,15 +34,3 @@ async def test_guide_says_that_an_invitation_is_needed_and_shows_none() -> None:
         answer = await coordinator.http.get(f"{coordinator.run_url}/join")
         assert parse_document(JoinGuide, answer.content).access == "invitations"
         assert "ab" * 32 not in answer.text
-
-
-@pytest.mark.parametrize(("rule", "refusal"), [("members", "unauthorized"), ("admin", "unauthorized")])
-async def test_guide_is_shown_to_those_who_may_see_the_run(rule: str, refusal: str) -> None:
-    state = state_file(access__dashboard=rule, config__waiting_for_members_extra_time=0.001)
-    async with served(state) as coordinator:
-        assert problem(await coordinator.http.get(f"{coordinator.run_url}/join")) == refusal
-        assert (await guide_of(coordinator, ADMIN)).run_id == "test-run"
-        client = WireClient(coordinator, 1)
-        await client.join()
-        answer = await client.send("GET", "/join")
-        assert answer.status_code == (200 if rule == "members" else 403)

@@ -11,7 +11,7 @@ from epochal.state.messages.member_rows import MEMBER_FIGURES, MemberColumns, Me
 from epochal.state.wire import parse_document
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round
-from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, training
+from tests.support.drive.served import Served, WireClient, problem, served, training
 
 ROUNDS = 3
 
@@ -121,16 +121,3 @@ async def test_member_that_was_never_seen_is_not_found(played: tuple[Served, lis
     answer = await coordinator.http.get(f"{coordinator.run_url}/members/{client_id}")
     assert problem(answer) == "not-found"
     assert answer.json()["detail"].isprintable()
-
-
-async def test_members_are_shown_to_those_who_may_see_the_run() -> None:
-    state = state_file(access__dashboard="admin")
-    async with served(state) as coordinator:
-        await coordinator.insight.history.is_read.wait()
-        client = WireClient(coordinator, 1)
-        await client.join()
-        for place in ("/members", f"/members/{client.client_id}"):
-            assert problem(await client.send("GET", place)) == "forbidden"
-            nobody = await coordinator.http.get(coordinator.run_url + place)
-            assert problem(nobody) == "unauthorized"
-            assert (await client.send("GET", place, token=ADMIN)).status_code == 200
