@@ -129,20 +129,14 @@ class Liveness:
             self._forget(client_id, has_gone)
         return max(0.0, KEY_FREE_AFTER_S - self.silent_s(client_id, now_s))
 
-    def gone(
-        self, members: Collection[ClientId], expected: Collection[ClientId], now_s: float, timeout_s: float
+    def _gone_among(
+        self, expected: Collection[ClientId], member_count: int, now_s: float, timeout_s: float
     ) -> tuple[ClientId, ...]:
         """Return the expected members that closed the connections of their waits and sent nothing since, for a while.
 
         That is `GONE_AFTER_S`, or less where `timeout_s`, the limit of a member's silence, is short (`GONE_TIMEOUTS`).
         Nobody, if these are more than half of all members: then something between them and the coordinator has failed.
         """
-        self.forget_others(members)
-        return self._gone_among(expected, len(members), now_s, timeout_s)
-
-    def _gone_among(
-        self, expected: Collection[ClientId], member_count: int, now_s: float, timeout_s: float
-    ) -> tuple[ClientId, ...]:
         for client in expected:
             waits = self._waits.get(client, [])
             is_closed = all(has_gone() for has_gone in waits) if waits else client in self._closed

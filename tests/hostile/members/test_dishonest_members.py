@@ -88,6 +88,7 @@ def test_members_whose_results_are_too_long_rest_and_are_told_why() -> None:
     assert theirs < sum(total_batches(entry.assignment) for entry in late) / 8
 
 
+@pytest.mark.nightly
 def test_honest_members_miss_nothing_whatever_the_others_do() -> None:
     for attack in (HONEST, LONG, LONG_AND_FLIPPED, GREEDY):
         found = played(attack)

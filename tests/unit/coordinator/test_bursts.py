@@ -13,7 +13,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.served import REPLICA, Served, served
 
-BURST = 10_000
+BURST = 2_000
 
 
 async def joined(run: Served, number: int) -> ClientId:

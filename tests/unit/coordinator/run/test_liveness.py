@@ -46,33 +46,33 @@ def test_every_member_counts_as_heard_at_the_start() -> None:
 
 
 def gone_after(liveness: Liveness, seconds: float, members: tuple[ClientId, ...]) -> tuple[ClientId, ...]:
-    liveness.gone(members, (ONE,), 100.0, LONG_S)
-    return liveness.gone(members, (ONE,), 100.0 + seconds, LONG_S)
+    liveness.lost(members, (ONE,), 100.0, LONG_S)
+    return liveness.lost(members, (ONE,), 100.0 + seconds, LONG_S)
 
 
 def test_member_that_closed_its_connections_is_gone_after_a_while() -> None:
-    liveness = Liveness(0.0)
+    liveness = Liveness(100.0)
     with liveness.waiting(ONE, lambda: True):
         assert gone_after(liveness, GONE_AFTER_S, (ONE, OTHER)) == ()
         assert gone_after(liveness, GONE_AFTER_S + 0.1, (ONE, OTHER)) == (ONE,)
 
 
 def test_member_that_asks_again_is_not_gone() -> None:
-    liveness = Liveness(0.0)
+    liveness = Liveness(100.0)
     with liveness.waiting(ONE, lambda: True):
-        liveness.gone((ONE, OTHER), (ONE,), 100.0, LONG_S)
+        liveness.lost((ONE, OTHER), (ONE,), 100.0, LONG_S)
     liveness.heard(ONE, 101.0)
-    assert liveness.gone((ONE, OTHER), (ONE,), 110.0, LONG_S) == ()
+    assert liveness.lost((ONE, OTHER), (ONE,), 110.0, LONG_S) == ()
 
 
 def test_nobody_is_gone_when_most_members_closed_their_connections() -> None:
-    liveness = Liveness(0.0)
+    liveness = Liveness(100.0)
     with liveness.waiting(ONE, lambda: True):
         assert gone_after(liveness, GONE_AFTER_S + 0.1, (ONE,)) == ()
 
 
 def test_member_that_closed_its_connection_before_its_wait_ended_is_gone() -> None:
-    liveness = Liveness(0.0)
+    liveness = Liveness(100.0)
     with liveness.waiting(ONE, lambda: True):
         pass
     assert gone_after(liveness, GONE_AFTER_S + 0.1, (ONE, OTHER)) == (ONE,)
@@ -92,7 +92,7 @@ class Server:
 
     def __init__(self) -> None:
         self.connections = ServerConnections(ConnectionLimits(8))
-        self.liveness = Liveness(0.0)
+        self.liveness = Liveness(100.0)
 
     def request(self, client_id: ClientId, connection: Connection | None = None) -> Connection:
         connection = connection or self.connections.admit("127.0.0.1", lambda: None)
@@ -102,7 +102,7 @@ class Server:
         return connection
 
     def gone_by(self, now_s: float, timeout_s: float = SHORT_S) -> tuple[ClientId, ...]:
-        return self.liveness.gone((ONE, OTHER), (ONE,), now_s, timeout_s)
+        return self.liveness.lost((ONE, OTHER), (ONE,), now_s, timeout_s)
 
 
 def test_with_a_short_limit_a_client_without_connections_is_gone_sooner() -> None:

@@ -7,7 +7,6 @@ import pytest
 from epochal.coordinator.run.long_polls import (
     MAX_HOLD_S,
     MAX_MORE_HOLD_S,
-    POOLS,
     RETRY_AFTER_S,
     LongPolls,
     Pool,
@@ -84,7 +83,3 @@ def test_addresses_of_one_site_are_one_stranger() -> None:
     assert stranger_at("2001:db8:1:2::7") == stranger_at("2001:db8:1:2:ffff::1%eth0")
     assert stranger_at("192.0.2.1") != stranger_at("192.0.2.2")
     assert stranger_at("a socket").is_stranger
-
-
-def test_pools_of_others_leave_room_for_members() -> None:
-    assert POOLS[ReaderKind.MEMBER].total >= 20_000
