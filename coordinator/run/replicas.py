@@ -90,11 +90,6 @@ class Replicas:
         return self._replication is None or self._alone_since_s + LEASE_S <= _now_s() < self._met_s + LEASE_S
 
     @property
-    def may_be_others(self) -> bool:
-        """Whether other coordinators may serve the run, now or in a moment."""
-        return self._replication is not None
-
-    @property
     def other_count(self) -> int:
         """Number of other coordinators that are alive, as of the last meeting."""
         return self._other_count

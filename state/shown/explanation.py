@@ -104,7 +104,6 @@ class SpeedExplanation(WireDocument):
 
     Attributes:
         sentence: says it in words; it may quote names and reasons from other machines.
-        unknown: says which figures are missing; "" if none are.
         first, next: numbers of the first round that was inspected, and of the round that ends next.
         rounds: number of those rounds.
         round_s: median time of a round; None before the first.
@@ -114,7 +113,6 @@ class SpeedExplanation(WireDocument):
     """
 
     sentence: str
-    unknown: str
     first: Count
     next: Count
     rounds: Count
@@ -153,7 +151,7 @@ def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> Speed
     details = settled_rounds(details)
     names = {one.client_id: one.name for detail in details for one in detail.clients if one.name} | dict(names)
     if not details:
-        return SpeedExplanation(NOTHING_YET, "", 0, 0, 0, None, 0.0, (), ())
+        return SpeedExplanation(NOTHING_YET, 0, 0, 0, None, 0.0, (), ())
     spans = path_of(details)
     wall_s = sum(span.seconds for span in spans)
     parts = _parts(spans, wall_s, names)
@@ -161,7 +159,6 @@ def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> Speed
     times = [detail.figures.train_s + detail.figures.witness_s for detail in details]
     return SpeedExplanation(
         sentence=_sentence(details, parts, clients),
-        unknown=_unknown(details),
         first=details[0].figures.number,
         next=details[-1].figures.next_number,
         rounds=len(details),
@@ -248,17 +245,6 @@ def _median(values: Sequence[float | None]) -> float | None:
 
 def _rate(moved: Sequence[tuple[int | None, float | None]]) -> float | None:
     return _median([size / seconds for size, seconds in moved if size and seconds])
-
-
-def _unknown(details: Sequence[RoundDetail]) -> str:
-    """Return which clients do not say how long their rounds take."""
-    worked = {client.client_id for detail in details for client in detail.clients if client.train_s is not None}
-    says = {client.client_id for detail in details for client in detail.clients if client.encode_s is not None}
-    silent = sorted(worked - says)
-    if not silent:
-        return ""
-    whose = f"client {silent[0][:SHOWN_ID_CHARS]} does" if len(silent) == 1 else f"{len(silent)} clients do"
-    return f"{whose} not say how long the parts of a round take: an older version of the client"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from epochal.state.messages.history_rows import ClientFate
 from epochal.state.messages.requests import DataDecision
 from epochal.state.phase_names import RunState
-from epochal.state.shown.critical_path import PartKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,3 @@ DECIDED: Mapping[DataDecision, str] = MappingProxyType(
     }
 )
 """The sources of the decision on a run's data."""
-
-
-def time_label(kind: PartKind) -> str:
-    """Return the name of what a run's time went into."""
-    part = PARTS.get(kind)
-    return WHOSE_NOBODY[kind] if part is None else part.label

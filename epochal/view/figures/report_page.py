@@ -91,8 +91,6 @@ def report_html(record: RunRecord) -> str:
 def _body(record: RunRecord) -> Iterator[str]:
     yield f'<p class="quiet">As of {_when(record.at_s)}. Epochal {_text(__version__)}.</p>'
     yield f'<p class="said">{_text(record.explanation.sentence)}</p>'
-    if record.explanation.unknown:
-        yield f'<p class="quiet">{_text(record.explanation.unknown)}</p>'
     yield "<h2>The run</h2>" + _table(_summary(record))
     if has_matplotlib():
         yield from map(_figure, charts_of(record))

@@ -52,7 +52,7 @@ def hostile(record: RunRecord) -> RunRecord:
         config={"run_id": TEXTS[1], "texts": list(TEXTS)},
         members=members,
         details=details,
-        explanation=replace(record.explanation, sentence=" ".join(TEXTS), unknown=TEXTS[3]),
+        explanation=replace(record.explanation, sentence=" ".join(TEXTS)),
         audit=replace(record.audit, problems=TEXTS, remarks=TEXTS),
     )
 

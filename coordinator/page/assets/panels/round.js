@@ -30,11 +30,10 @@ export default class RoundPanel {
     this.place = place;
     const id = newId("round");
     this.sentence = h("p", { class: "lead" });
-    this.unknown = h("p", { class: "quiet" });
     this.shares = h("div");
     this.medians = h("div");
     this.why = h("section", { "aria-labelledby": `${id}-why` },
-      h("h2", { id: `${id}-why` }, "Why is this run not faster?"), this.sentence, this.unknown, this.shares);
+      h("h2", { id: `${id}-why` }, "Why is this run not faster?"), this.sentence, this.shares);
     this.others = h("section", { "aria-labelledby": `${id}-medians` },
       h("h2", { id: `${id}-medians` }, "Medians over the last rounds"), this.medians);
     this.now = this.#section(`${id}-now`, "The round under way");
@@ -186,7 +185,6 @@ export default class RoundPanel {
     if (found === null || this.#drawn.get("why") === found) return;
     this.#drawn.set("why", found);
     setText(this.sentence, visible(found.sentence));
-    setText(this.unknown, visible(found.unknown));
     fill(this.shares, found.parts.length ? this.#parts(found) : null);
     fill(this.medians, found.clients.length ? this.#medianTable(found) : h("p", {}, "No round has ended yet."));
   }

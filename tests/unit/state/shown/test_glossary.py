@@ -13,7 +13,7 @@ from epochal.run_manager.events import RoundPart
 from epochal.runtime.glossary import WORDS
 from epochal.state.messages.history_rows import ClientFate, ClientFigures
 from epochal.state.shown.critical_path import PartKind
-from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY, time_label
+from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY
 from epochal.view.waterfall import PART_WORDS
 
 PAGE = files("epochal.coordinator.page") / "assets"
@@ -40,8 +40,6 @@ def test_each_part_is_a_time_of_a_client() -> None:
 
 
 def test_everything_that_time_goes_into_has_a_name() -> None:
-    labels = [time_label(kind) for kind in get_args(PartKind)]
-    assert len(set(labels)) == len(labels)
     assert set(get_args(PartKind)) == PARTS.keys() | WHOSE_NOBODY.keys()
 
 
