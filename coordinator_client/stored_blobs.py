@@ -8,9 +8,9 @@ a store.
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,6 +23,9 @@ from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.blob_messages import UploadGrant
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, parse_document
+
+if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
+    from epochal.runtime.files.spool_part import SentBytes
 
 MAX_STORE_REFUSALS = 3
 """Number of answers by which a store may refuse one blob, before the transfer is given up."""
@@ -46,15 +49,6 @@ _AGAIN = frozenset({Refusal.BODY_INCOMPLETE, Refusal.BLOB_MISMATCH, Refusal.BLOB
 
 class StoreRefusal(Exception):
     """An object store refuses a signed request; the message names store, object and reason."""
-
-
-class PiecewiseBody(Protocol):
-    """Bytes that are sent piece by piece."""
-
-    @property
-    def size_bytes(self) -> int: ...
-
-    def pieces(self) -> Iterable[bytes]: ...
 
 
 class Ask(Protocol):
@@ -100,7 +94,7 @@ class StoredBlobs:
         """Ask again where blobs go: the coordinator may have restarted."""
         self._is_needless = False
 
-    async def put(self, sha256: Sha256, body: PiecewiseBody) -> bool:
+    async def put(self, sha256: Sha256, body: "SentBytes") -> bool:
         """Deliver an announced blob by way of the store; return False if the coordinator takes it itself.
 
         Raises:
@@ -152,7 +146,7 @@ class StoredBlobs:
             known = f"which is at {' or '.join(self._origins[1:])}" if self._origins[1:] else "of which it names none"
             raise InvalidDocument(f"the coordinator leads to {found} instead of the run's object store, {known}")
 
-    async def _put(self, grant: UploadGrant, body: PiecewiseBody) -> None:
+    async def _put(self, grant: UploadGrant, body: "SentBytes") -> None:
         assert grant.url is not None
         await self._check(grant.url)
         for name in grant.headers:

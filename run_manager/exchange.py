@@ -10,13 +10,14 @@ The rule kept here: bytes that `fetch` returns have the digest that was asked fo
 import asyncio
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from epochal.coordinator_client.api import BlobRequests, ReportRequests
 from epochal.run_manager.events import BlobFetched, Observer, ignore
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import ReceivedFile
+from epochal.runtime.keyed_locks import KeyedLocks
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.messages.requests import ResultCommitment
@@ -37,14 +38,6 @@ class ResultRequests(BlobRequests, ReportRequests, Protocol):
 
 
 @dataclass(slots=True)
-class _Fetch:
-    """The callers that want one blob: the first one fetches it, or the next one if the first is cancelled."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    callers: int = 0
-
-
-@dataclass(slots=True)
 class _Kept:
     """A file, whether all of it has arrived, and the round in which it was last asked for."""
 
@@ -62,7 +55,7 @@ class Exchange:
         self._observer = observer
         self._round = 0
         self._kept: dict[Sha256, _Kept] = {}
-        self._under_way: dict[Sha256, _Fetch] = {}
+        self._under_way: KeyedLocks[Sha256] = KeyedLocks()
         self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
 
     def arrived(self, sha256: Sha256, data: bytes) -> None:
@@ -100,21 +93,14 @@ class Exchange:
             InvalidDocument: the bytes that arrive have another digest or are too many, in every attempt.
             SpoolFull: they find no room.
         """
-        fetch = self._under_way.setdefault(sha256, _Fetch())
-        fetch.callers += 1
-        try:
-            async with fetch.lock:
-                kept = self._kept.setdefault(sha256, _Kept(self._spool.file(), self._round))
-                kept.round = self._round
-                if not kept.is_whole:
-                    async with self._slots:
-                        await self._fetch_verified(sha256, size_bytes, kept.file)
-                    kept.is_whole = True
-                return kept.file
-        finally:
-            fetch.callers -= 1
-            if not fetch.callers:
-                del self._under_way[sha256]
+        async with self._under_way.of(sha256):  # the first caller fetches it, or the next one if the first is cancelled
+            kept = self._kept.setdefault(sha256, _Kept(self._spool.file(), self._round))
+            kept.round = self._round
+            if not kept.is_whole:
+                async with self._slots:
+                    await self._fetch_verified(sha256, size_bytes, kept.file)
+                kept.is_whole = True
+            return kept.file
 
     def begin_round(self) -> None:
         """Note that another round has begun: bytes that were kept before the previous one are dropped."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive
+from starlette.types import Receive
 
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
@@ -144,45 +144,16 @@ async def read_message(request: Request, kind: type[T]) -> T:
 
 
 async def read_short_body(request: Request, max_bytes: int) -> bytes:
-    """Return the request's body, which is read at once if all of it is there.
+    """Return the request's body.
 
     Raises:
         Refused: `body-timeout` after `MESSAGE_TIMEOUT_S`, and those of `read_body`.
     """
-    announced = content_length(request)
-    if announced is not None and announced <= max_bytes:
-        first = _if_there(request.receive)
-        if first is not None and first["type"] == "http.request" and not first.get("more_body"):
-            body: bytes = first.get("body", b"")
-            return body
-        request = Request(request.scope, _beginning_with(first, request.receive))
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
             return await read_body(request, max_bytes)
     except TimeoutError:
         raise Refused(Refusal.BODY_TIMEOUT, f"the body was not complete after {MESSAGE_TIMEOUT_S:g} s") from None
-
-
-def _if_there(receive: Receive) -> Message | None:
-    """Return the request's next message if it has arrived, else None; then nothing was taken."""
-    waiting = receive().__await__()
-    try:
-        next(waiting)
-    except StopIteration as arrived:
-        message: Message = arrived.value
-        return message
-    waiting.close()
-    return None
-
-
-def _beginning_with(first: Message | None, receive: Receive) -> Receive:
-    """Return `receive` with this message before the others, if there is one."""
-    waiting = [] if first is None else [first]
-
-    async def receive_next() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return receive_next
 
 
 def document_response(document: Any, cache: str = "no-store", status: int = 200) -> Response:

@@ -17,7 +17,7 @@ from pathlib import Path
 from epochal.coordinator.proof.audit import audit_store
 from tests.chaos.faults import Faults
 from tests.chaos.machines import Site
-from tests.chaos.network import FillableDisk, Network
+from tests.chaos.network import FillableDisk, groups_in
 from tests.chaos.progress import Progress
 from tests.support.drive.processes import compare_digests
 
@@ -44,7 +44,7 @@ class Figures:
     recomputed: bool | None
     longest_gap_s: float
     recovered_s: float | None
-    left_out: tuple[str, ...]
+    left_out: str | None
     problems: tuple[str, ...]
 
     def line(self) -> str:
@@ -66,13 +66,12 @@ class Chaos:
     seed: int
     duration_s: float
     every_s: float
-    loopback_only: bool = False
 
 
 async def play(folder: Path, chaos: Chaos) -> Figures:
     """Run everything in the folder and return the figures."""
-    with Network(folder, loopback_only=chaos.loopback_only) as network, FillableDisk(folder / "disk") as disk:
-        site = Site(folder, network, disk)
+    with FillableDisk(folder / "disk") as disk:
+        site = Site(folder, groups_in(folder), disk)
         site.prepare()
         recovered_s: float | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -122,7 +121,6 @@ async def _prove(site: Site, outcome: Outcome) -> Figures:
     problems = [*outcome.problems, *audit.problems]
     if audit.duplicates or audit.missing or differing or not audit.replay_identical or not audit.replicas_identical:
         problems.append("the proof failed: duplicates, missing batches, replicas that differ, or another replay")
-    left_out = {"network namespaces": site.network.refused, "a disk that fills up": site.disk.refused}
     return Figures(
         seed=outcome.seed,
         faults=dict(outcome.faults.counts),
@@ -136,7 +134,7 @@ async def _prove(site: Site, outcome: Outcome) -> Figures:
         recomputed=audit.replicas_identical,
         longest_gap_s=round(outcome.progress.longest_gap_s, 1),
         recovered_s=None if outcome.recovered_s is None else round(outcome.recovered_s, 1),
-        left_out=tuple(f"{part}: {why}" for part, why in left_out.items() if why is not None),
+        left_out=site.disk.refused and f"a disk that fills up: {site.disk.refused}",
         problems=tuple(problems),
     )
 
@@ -149,7 +147,6 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=3.0, help="mean seconds between two faults (default 3)")
     parser.add_argument("--seed", type=int, default=None, help="seed of the faults; printed at the end")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and the run; default: removed if all is well")
-    parser.add_argument("--loopback", action="store_true", help="no network namespaces, even where they are allowed")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
     duration_s = options.seconds if options.hours is None else options.hours * 3600
@@ -157,12 +154,12 @@ def main() -> int:
     started_s = time.monotonic()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="epochal-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    figures = asyncio.run(play(folder, Chaos(seed, duration_s, options.every, options.loopback)))
+    figures = asyncio.run(play(folder, Chaos(seed, duration_s, options.every)))
     print(json.dumps(asdict(figures)) if options.json else figures.line())
     if options.keep is None and not figures.problems:
         shutil.rmtree(folder)
-    for part in figures.left_out:
-        print(f"not done here: {part}", file=sys.stderr)
+    if figures.left_out is not None:
+        print(f"not done here: {figures.left_out}", file=sys.stderr)
     for problem in figures.problems:
         print(f"problem: {problem}", file=sys.stderr)
     kept = f"; logs in {folder}" if folder.exists() else ""

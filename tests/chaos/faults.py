@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from tests.chaos.machines import Machine, Site
-from tests.chaos.network import Group
+from tests.chaos.network import SLOW_BYTES_PER_S, Group
 
 DRAW = {"kill": 10, "stop": 7, "interrupt": 4, "pull": 3, "slow": 2, "reset": 2, "fill disk": 1, "step clock": 3}
 """How often each fault is drawn, relative to the others."""
@@ -44,7 +44,7 @@ class Faults:
 
     def _cause(self, kind: str) -> None:
         if kind in ("pull", "slow", "reset"):
-            group = self._chance.choice(self._site.network.groups)
+            group = self._chance.choice(self._site.groups)
             self._begin(kind, group.name, lambda: self._hurt_line(kind, group))
         elif kind == "fill disk":
             if self._site.disk.refused is None:
@@ -89,13 +89,13 @@ class Faults:
         if kind == "reset":
             group.change(resets=group.line.resets + 1)
         elif kind == "pull":
-            await asyncio.to_thread(group.pull)
+            group.change(down=True)
             await self._wait(PULLED_S)
-            await asyncio.to_thread(group.plug)
+            group.change(down=False)
         else:
-            await asyncio.to_thread(group.slow_down)
+            group.change(bytes_per_s=SLOW_BYTES_PER_S)
             await self._wait(SLOW_S)
-            await asyncio.to_thread(group.speed_up)
+            group.change(bytes_per_s=None)
 
     async def _fill_disk(self) -> None:
         await asyncio.to_thread(self._site.disk.fill)

@@ -11,9 +11,10 @@ import tomli_w
 
 from epochal.state.config.state_file import dump_state
 from epochal.tools.testnet.demo_data import write_demo_data
-from tests.chaos.network import FillableDisk, Group, Network
+from tests.chaos.network import FillableDisk, Group
 from tests.support.data.states import state_file
 
+HOST = "127.0.0.1"
 COORDINATOR_PORT = 18231
 DATA_PORT = 18232
 LINE_PORTS = (18233, 18234)
@@ -92,10 +93,10 @@ class Machine:
 
 @dataclass
 class Site:
-    """Every machine of a run, in a folder, on a network and a disk."""
+    """Every machine of a run, in a folder, behind the lines of the groups, and on a disk."""
 
     folder: Path
-    network: Network
+    groups: list[Group]
     disk: FillableDisk
     machines: list[Machine] = field(default_factory=list)
 
@@ -117,7 +118,6 @@ class Site:
     def prepare(self) -> None:
         """Write the data and both configuration files."""
         write_demo_data(self.folder / "data", DATA_BYTES)
-        address = f"{self.network.server_address}:{DATA_PORT}"
         state = state_file(
             config__total_steps=10_000_000,
             config__epoch_time=12,
@@ -133,7 +133,7 @@ class Site:
             config__global_batch_size_end=16,
             model__LLM__max_seq_len=64,
             model__LLM__ngram={"context": 4, "embedding": 8, "hidden": 16},
-            model__LLM__data_location={"Server": address},
+            model__LLM__data_location={"Server": f"{HOST}:{DATA_PORT}"},
         )
         (self.folder / "state.toml").write_text(dump_state(state))
         shard = {"dir": "data", "token_size": "TwoBytes", "seq_len": 64, "shuffle_seed": list(range(32))}
@@ -141,37 +141,32 @@ class Site:
 
     async def start(self) -> None:
         """Start the servers, then the lines and the clients."""
-        server, host = self.network.server_prefix, self.network.server_address
-        url = f"http://{host}:{COORDINATOR_PORT}"
-        trust = ("--insecure",) if server else ()
+        place = ("--host", HOST, "--port")
         store = ("--store", str(self.disk.folder / "run"))
-        place = ("--host", host, "--port", str(COORDINATOR_PORT))
-        self._add("coordinator", server, "coordinator", str(self.folder / "state.toml"), *store, *place, *trust)
-        serve = ("--coordinator", url, "--host", host, "--port", str(DATA_PORT))
-        self._add("data-server", server, "data-server", str(self.folder / "data.toml"), *serve, *trust)
-        for group, ports in zip(self.network.groups, (LINE_PORTS, tuple(port + 2 for port in LINE_PORTS)), strict=True):
-            self._add_group(group, host, ports)
+        self._add("coordinator", "coordinator", str(self.folder / "state.toml"), *store, *place, str(COORDINATOR_PORT))
+        serve = ("--coordinator", f"http://{HOST}:{COORDINATOR_PORT}", *place, str(DATA_PORT))
+        self._add("data-server", "data-server", str(self.folder / "data.toml"), *serve)
+        for group, ports in zip(self.groups, (LINE_PORTS, tuple(port + 2 for port in LINE_PORTS)), strict=True):
+            self._add_group(group, ports)
         for machine in self.machines:
             await machine.start()
 
-    def _add_group(self, group: Group, host: str, ports: tuple[int, ...]) -> None:
-        url, data = f"http://{host}:{COORDINATOR_PORT}", f"tcp://{host}:{DATA_PORT}"
-        if group.is_delayed or group.cable is None:
-            routes = (f"{ports[0]}={host}:{COORDINATOR_PORT}", f"{ports[1]}={host}:{DATA_PORT}")
-            url, data = f"http://127.0.0.1:{ports[0]}", f"tcp://127.0.0.1:{ports[1]}"
-            command = (*group.prefix, sys.executable, "-m", "tests.chaos.bad_line", str(group.control), *routes)
-            log = self.folder / f"line-{group.name}.log"
-            self.machines.append(Machine(f"line-{group.name}", command, log, self.folder / "line.clock"))
+    def _add_group(self, group: Group, ports: tuple[int, ...]) -> None:
+        routes = (f"{ports[0]}={HOST}:{COORDINATOR_PORT}", f"{ports[1]}={HOST}:{DATA_PORT}")
+        command = (sys.executable, "-m", "tests.chaos.bad_line", str(group.control), *routes)
+        log = self.folder / f"line-{group.name}.log"
+        self.machines.append(Machine(f"line-{group.name}", command, log, self.folder / "line.clock"))
+        url, data = f"http://{HOST}:{ports[0]}", f"tcp://{HOST}:{ports[1]}"
         for number in range(1, CLIENTS_PER_GROUP + 1):
             name = f"client-{group.name}-{number}"
             key = self.folder / f"{name}.key"
             key.write_bytes(os.urandom(32))
             key.chmod(0o600)
-            self._add(name, group.prefix, "client", url, "--data", data, "--key", str(key), "--insecure")
+            self._add(name, "client", url, "--data", data, "--key", str(key), "--insecure")
 
-    def _add(self, name: str, prefix: tuple[str, ...], *arguments: str) -> None:
+    def _add(self, name: str, *arguments: str) -> None:
         clock = self.folder / f"{name}.clock"
         clock.write_text("0")
         program = (sys.executable, "-m", "tests.chaos.stepped_clock", str(clock))
-        command = (*prefix, *program, *arguments, "--log-format", "json")
+        command = (*program, *arguments, "--log-format", "json")
         self.machines.append(Machine(name, command, self.folder / f"{name}.log", clock))

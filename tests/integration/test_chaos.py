@@ -28,7 +28,7 @@ async def test_run_under_faults_of_every_kind_loses_nothing(tmp_path: Path) -> N
         async with asyncio.timeout(MOST_S):
             out, err = await chaos.communicate()
     except TimeoutError:
-        chaos.send_signal(signal.SIGINT)  # it ends its processes and removes its namespaces
+        chaos.send_signal(signal.SIGINT)  # it ends its processes
         await chaos.wait()
         raise
     assert chaos.returncode == 0, err.decode()

@@ -1,8 +1,6 @@
 """`coordinator_client/http.py`: the requests that a client sends, and how it reads each answer."""
 
-import json
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 import numpy as np
@@ -18,7 +16,7 @@ from epochal.coordinator_client.operator import connect_operator
 from epochal.runtime.files.spool import READ_BYTES
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import Roster, RosterEntry
-from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
+from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput
 from epochal.state.messages.blob_messages import UploadGrant, UploadProgress
 from epochal.state.messages.requests import CommittedResult, ReadyReport, ResultsPage, Standing
 from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
@@ -40,13 +38,6 @@ def client(answer: Answer) -> CoordinatorClient:
     """Return a client whose requests are answered by `answer`."""
     http = httpx.AsyncClient(base_url="http://coordinator", transport=httpx.MockTransport(answer))
     return CoordinatorClient(http, "test-run")
-
-
-def problem(status: int, kind: str, headers: dict[str, str] | None = None, **context: Any) -> httpx.Response:
-    body = {"type": f"urn:epochal:problem:{kind}", "title": kind, "status": status, "detail": "so it is", **context}
-    return httpx.Response(
-        status, content=json.dumps(body), headers={"content-type": "application/problem+json"} | (headers or {})
-    )
 
 
 async def test_run_document_newer_than_known_is_asked_for_by_lineage_and_version() -> None:
@@ -73,21 +64,6 @@ async def test_request_carries_the_token_and_canonical_json() -> None:
     api = client(answer)
     api.use_token("secret")
     assert await api.report(READY) == STANDING
-
-
-@pytest.mark.parametrize("kind_as", ["urn:epochal:problem:behind", "https://epochal.dev/problems/behind"])
-async def test_request_problem_is_refused_with_kind_and_context(kind_as: str) -> None:
-    with pytest.raises(Refused) as caught:
-        await client(lambda request: problem(409, "behind", type=kind_as, step=12, retry=True)).report(READY)
-    assert caught.value.kind == "behind"
-    assert caught.value.message == "so it is"
-    assert caught.value.context == {"step": 12, "retry": True}
-
-
-async def test_request_overloaded_tells_when_to_come_again() -> None:
-    with pytest.raises(Refused) as caught:
-        await client(lambda request: problem(503, "overloaded", {"retry-after": "3"})).report(READY)
-    assert caught.value.context["retry_after_s"] == 3.0
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 429, 408])
@@ -223,14 +199,6 @@ async def test_connect_operator_does_not_wait(served: list[httpx.Response]) -> N
     served.append(httpx.Response(502))
     with pytest.raises(CoordinatorUnreachable):
         await connect_operator("http://coordinator")
-
-
-@pytest.mark.parametrize(
-    "url", ["coordinator", "ftp://host", "http://", "host:8000", "http://[::1", "http://host:65536"]
-)
-async def test_malformed_url_is_refused_at_once(url: str) -> None:
-    with pytest.raises(InvalidInput, match="coordinator URL"):
-        await CoordinatorClient.connect(url, RetryPolicy(VirtualClock(), lambda: 0.0))
 
 
 async def test_blob_is_sent_piece_by_piece_with_its_length_each_time() -> None:
