@@ -269,7 +269,7 @@ async def _many_sockets(folder: Path) -> list[Figure]:
 def _refusals(client: Child) -> int:
     """Return how often a client lost the coordinator, or its step failed."""
     lines = client.log_path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return sum('"coordinator_lost"' in line or '"step_failed"' in line for line in lines)
+    return sum('"coordinator_unreachable"' in line or '"step_failed"' in line for line in lines)
 
 
 async def _slow_readers(folder: Path) -> list[Figure]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from epochal.coordinator_client.api import THROUGH_STORE, CoordinatorApi, ForwardedRequests
 from epochal.coordinator_client.client_key import ClientKey
@@ -74,20 +74,7 @@ class Joined:
     session_number: int
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorLost:
-    """The coordinator does not answer; requests are repeated."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorFound:
-    """The coordinator answers again."""
-
-
-SessionEvent: TypeAlias = Joined | CoordinatorLost | CoordinatorFound
-SessionObserver = Callable[[SessionEvent], None]
+SessionObserver = Callable[[Joined], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +105,7 @@ class CoordinatorSession(ForwardedRequests):
         api: the coordinator.
         profile: this client's key and capabilities.
         retry_policy: how long a request is repeated.
-        observer: receives every `SessionEvent`.
+        observer: receives each `Joined`.
 
     Attributes:
         known: of the coordinator, as far as it is kept beside the client's key.
@@ -366,7 +353,6 @@ class CoordinatorSession(ForwardedRequests):
             self._lost = True
             fields = {"reason": str(error), "goes_on_trying_for_s": self._retry_policy.bound_s}
             log.warning("coordinator_unreachable", extra=fields)
-            self._observer(CoordinatorLost(str(error)))
 
     def _note_refused(self, refusal: Refused) -> None:
         """Warn that a request will be repeated, for each kind of refusal once in `WARN_AGAIN_AFTER_S`."""
@@ -385,4 +371,3 @@ class CoordinatorSession(ForwardedRequests):
         if self._lost:
             self._lost = False
             log.info("coordinator_answers_again")
-            self._observer(CoordinatorFound())

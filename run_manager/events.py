@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from epochal.coordinator_client.session import SessionEvent
+from epochal.coordinator_client.session import Joined
 from epochal.state.documents import RunDocument
 from epochal.state.intervals import BatchId
 from epochal.state.wire import Sha256
@@ -40,32 +40,6 @@ class BecameReady:
     """The coordinator knows that this client holds replica `step` and the data."""
 
     step: int
-
-
-@dataclass(frozen=True, slots=True)
-class DataDiffers:
-    """Most members have other data than this client, which waits; `message` names the difference."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkAssigned:
-    """The client knows its part of a round.
-
-    Attributes:
-        batch_count: number of batches that it is to train on; 0 if it has no work.
-        round_batches: number of batches in the round.
-        client_count: number of clients in the round.
-        is_witness: whether it was elected to attest results.
-    """
-
-    step: int
-    attempt: int
-    batch_count: int
-    round_batches: int
-    client_count: int
-    is_witness: bool
 
 
 RoundPart: TypeAlias = Literal["replica", "train", "encode", "upload"]
@@ -182,13 +156,11 @@ class ReplicaHeld:
 
 
 Event: TypeAlias = (
-    SessionEvent
+    Joined
     | DocumentArrived
     | StepEntered
     | TrainerOpened
     | BecameReady
-    | DataDiffers
-    | WorkAssigned
     | PartBegan
     | RoundTrained
     | RoundFailed

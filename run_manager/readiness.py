@@ -5,11 +5,12 @@ forget earlier reports; a client that is not in the roster also reports once per
 """
 
 import asyncio
+import logging
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.description import description_of
 from epochal.data_providers.protocol import DataProvider
-from epochal.run_manager.events import BecameReady, DataDiffers, Observer
+from epochal.run_manager.events import BecameReady, Observer
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.state.documents import RoundHead, RunDocument
@@ -17,6 +18,8 @@ from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
 from epochal.state.phase_names import ROUND_PHASES
 from epochal.state.refusals import Refusal
+
+log = logging.getLogger(__name__)
 
 
 class Readiness:
@@ -27,7 +30,7 @@ class Readiness:
         keeper: holds the replica.
         provider: this client's data.
         opening: the trainer.
-        observer: receives `BecameReady` and `DataDiffers`.
+        observer: receives `BecameReady`.
 
     Attributes:
         has_lost_run_data: whether the run was on this client's data before its newest document, and is not any more.
@@ -114,7 +117,7 @@ class Readiness:
     def _warn(self, message: str) -> None:
         if message != self._warned:
             self._warned = message
-            self._observer(DataDiffers(message))
+            log.warning("data_differs", extra={"detail": message})
 
     async def keep(self, step: int) -> None:
         """Report replica `step`, and again after every new session, until cancelled. Raises what `ensure` does."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from epochal.coordinator_client.api import RunRequests
-from epochal.run_manager.events import WorkAssigned
 from epochal.state.assignment import DataAssignments, assign_data_for_state, proven_ahead
 from epochal.state.documents import Roster, RoundAhead, RoundHead, RunDocument, WorkList
 from epochal.state.election import elect_witnesses
 from epochal.state.errors import InvalidDocument
-from epochal.state.intervals import BatchId, total_batches
+from epochal.state.intervals import BatchId
 from epochal.state.wire import ClientId, Seed, Sha256, document_digest
 
 MAX_CACHED_DOCUMENTS = 8
@@ -54,12 +53,6 @@ class RoundView:
             frozenset(elect_witnesses(roster, head.seed, head.witness_count)),
             work.isolated_batches(),
         )
-
-    def assigned_to(self, client_id: ClientId) -> WorkAssigned:
-        """Return the event that a client knows its part of the round."""
-        head, batches = self.head, total_batches(self.assignments.get(client_id, ()))
-        is_witness = client_id in self.witnesses
-        return WorkAssigned(head.step, head.attempt, batches, head.batches, len(self.positions), is_witness)
 
 
 class RoundViews:

@@ -122,7 +122,6 @@ class TrainingStepMetadata:
         if client_id not in view.positions:
             self.readiness.owe()
         mine = _Round(document, self.config.state, view, view.assignments.get(client_id, ()))
-        self.times.observe(view.assigned_to(client_id))
         if not mine.assignments:
             return
         result = await self._result(mine)

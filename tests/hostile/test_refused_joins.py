@@ -12,7 +12,6 @@ from epochal.coordinator_client.session import (
     ClientProfile,
     CoordinatorSession,
     Joined,
-    SessionEvent,
 )
 from epochal.runtime.connections.accepting import RESET
 from epochal.runtime.retry import RetryPolicy
@@ -51,7 +50,7 @@ async def resetting(run: Served, paths: list[str]) -> AsyncIterator[str]:
 
 
 async def test_client_repeats_each_request_of_a_join_that_is_reset(tmp_path: Path) -> None:
-    refused, seen = ["/clients/challenge", "/clients", "/clients/challenge"], list[SessionEvent]()
+    refused, seen = ["/clients/challenge", "/clients", "/clients/challenge"], list[Joined]()
     async with (
         asyncio.timeout(BOUND_S),
         served_over_sockets(tmp_path) as run,

@@ -8,13 +8,11 @@ from typing import Any
 from epochal.coordinator_client.session import Joined
 from epochal.run_manager.events import (
     BlobFetched,
-    DataDiffers,
     DocumentArrived,
     Event,
     OutcomeMerged,
     PartBegan,
     StepEntered,
-    WorkAssigned,
 )
 from epochal.runtime.http.redacted_urls import without_password
 
@@ -23,15 +21,11 @@ log = logging.getLogger(__name__)
 QUIET = (
     DocumentArrived,
     StepEntered,
-    WorkAssigned,
     PartBegan,
     BlobFetched,
     OutcomeMerged,
 )
 """Events that occur often, or that repeat what other events say."""
-
-LOUD = (DataDiffers,)
-"""Events that somebody has to act on."""
 
 
 def member_page(url: str, client_id: str) -> str:
@@ -57,5 +51,4 @@ def log_event(event: Event, url: str | None = None) -> None:
         fields["page"] = member_page(url, event.client_id)
     if "message" in fields:
         fields["detail"] = fields.pop("message")
-    loud = logging.WARNING if isinstance(event, LOUD) else logging.INFO
-    log.log(logging.DEBUG if isinstance(event, QUIET) else loud, name, extra=fields)
+    log.log(logging.DEBUG if isinstance(event, QUIET) else logging.INFO, name, extra=fields)

@@ -17,7 +17,6 @@ from epochal.coordinator_client.session import (
     ClientProfile,
     CoordinatorSession,
     Joined,
-    SessionEvent,
 )
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, Refused
@@ -33,13 +32,13 @@ from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 def session_of(
     run: SimulatedRun, faults: Faults = no_faults, instance: str | None = None
-) -> tuple[CoordinatorSession, list[SessionEvent]]:
+) -> tuple[CoordinatorSession, list[Joined]]:
     """Return a session of client 1, not yet joined, and its events. Requests are repeated for at most 30 s.
 
     Args:
         instance: of the client's process; a new one by default.
     """
-    events: list[SessionEvent] = []
+    events: list[Joined] = []
     policy = RetryPolicy(VirtualClock(), lambda: 0.5, bound_s=30)
     profile = ClientProfile(key_of(1)) if instance is None else ClientProfile(key_of(1), instance=instance)
     return CoordinatorSession(run.api(faults)[0], profile, policy, events.append), events
