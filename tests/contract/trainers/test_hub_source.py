@@ -1,7 +1,6 @@
 """A model on the Hugging Face Hub: `huggingface_hub` against a server that answers as the Hub does, good and bad."""
 
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from epochal.trainers.sources.hub_model import HubFolder
 from epochal.trainers.sources.open_model import open_source, parse_source
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
-from tests.support.models.model_files import CONFIG, safetensors_bytes, write_model
+from tests.support.models.model_files import CONFIG, write_model
 from tests.support.servers.hub_server import COMMIT, REPOSITORY, FakeHub, Wrong, fake_hub, point_at
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -128,16 +127,6 @@ def test_hub_that_hangs_is_given_up_within_a_bound(hub: FakeHub, monkeypatch: py
     assert len(hub.requests) == MAX_ATTEMPTS
 
 
-def test_hub_that_is_not_there_is_named(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}"
-    )
-    with pytest.raises(ModelUnavailable, match="does not answer"):
-        source().config()
-
-
 def test_cache_serves_while_the_hub_fails_or_in_offline_mode(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
@@ -189,29 +178,6 @@ def test_errors_of_the_librarys_transfers_are_named() -> None:
     assert isinstance(broken, ModelUnavailable)
     assert "connection reset" in broken.message
     assert "is_full" not in broken.context
-
-
-def test_cache_without_room_is_named(hub: FakeHub, tmp_path: Path) -> None:
-    hub.files["model.safetensors"] = safetensors_bytes({"a": np.zeros((100, 100), np.float32)})
-    code = (
-        "from epochal.trainers.sources.open_model import parse_source\n"
-        "from epochal.state.errors import ModelUnavailable\n"
-        "try:\n"
-        f"    list(parse_source('hf://{REPOSITORY}').tensors({{'a': (100, 100)}}))\n"
-        "except ModelUnavailable as error:\n"
-        "    print(error)\n"
-    )
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_DISABLE_XET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (SMALL_FILE_BYTES, SMALL_FILE_BYTES)),
-    )
-    assert "no room for hf://org/model/model.safetensors in the Hub's cache" in ran.stdout, ran.stderr
-    downloads = [path for method, path in hub.requests if method == "GET" and "/resolve/" in path]
-    assert len(downloads) == 1, "a full disk is not waited for"
 
 
 def test_hub_without_its_library_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

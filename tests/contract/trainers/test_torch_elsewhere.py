@@ -1,4 +1,4 @@
-"""A transformer goes where every model goes: over a training service, into an evaluation, past the null trainer."""
+"""A transformer goes where every model goes: over a training service, and into an evaluation."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -79,10 +79,3 @@ async def test_evaluation_of_a_transformer_is_the_loss_before_a_step(state: Stat
         found = await evaluation.loss()
     assert (evaluation.data.samples, found.token_count) == (SAMPLES, trained.token_count)
     assert float(found.nats) / found.token_count == pytest.approx(trained.loss, rel=1e-5)
-
-
-async def test_null_trainer_reads_a_transformer_s_data(state: StateFile) -> None:
-    trainer = opened("null", state)
-    start = await trainer.initial_parameters(SEED)
-    trained = await trainer.train(PLAN, start, samples(state))
-    assert not any(values.any() for values in trained.difference.values())

@@ -141,17 +141,6 @@ async def test_unknown_route_is_a_problem_and_the_known_are_documented(url: str)
         assert "/v1/sessions/{session_id}/optim_step" in (await http.get("/openapi.json")).json()["paths"]
 
 
-async def test_description_announces_parameters_documents_and_tokens(url: str) -> None:
-    async with httpx.AsyncClient(base_url=url) as http:
-        paths = (await http.get("/openapi.json")).json()["paths"]
-    step = paths["/v1/sessions/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward"]["post"]
-    assert next(one for one in step["parameters"] if one["name"] == "local_step")["schema"]["pattern"]
-    assert next(one for one in step["parameters"] if one["name"] == "Idempotency-Key")["required"]
-    assert step["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].endswith("/ChunkAnswer")
-    assert "application/problem+json" in step["responses"]["default"]["content"]
-    assert step["security"] == [{"token": []}]
-
-
 async def test_service_answers_under_its_names_only() -> None:
     app = create_app(TrainingServiceOptions(), InlineWorker(), HandClock(), frozenset({"train.example"}))
     for host, status in (("train.example", 200), ("localhost", 200), ("rebound.example", 421)):

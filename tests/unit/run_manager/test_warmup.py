@@ -12,7 +12,7 @@ from epochal.run_manager.context import RunAccess
 from epochal.run_manager.events import BecameReady, DocumentArrived, RoundTrained
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
-from epochal.state.errors import CoordinatorUnreachable, Refused
+from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.intervals import DataIds
 from epochal.state.phase_names import RunState
 from tests.support.data.states import state_file
@@ -35,6 +35,16 @@ async def test_dataset_with_another_fingerprint_ends_the_client() -> None:
         assert str(run.coordinator.document.data_fingerprint) in caught.value.message
         assert key_of(3).client_id not in run.coordinator.run.members
         assert data.closed_count == 1
+
+
+@in_virtual_time
+async def test_data_that_the_model_cannot_take_end_the_client_before_it_is_ready() -> None:
+    async with simulated_run(state_file(), seed=0) as run:
+        data = FaultyData(frozenset(range(1_000_000)))
+        client = run.client(1, with_data(data, trainer="numpy"))
+        with pytest.raises(InvalidInput, match="the run's model cannot be trained on these data"):
+            await client.agent.run()
+        assert not client.of(BecameReady)
 
 
 @in_virtual_time

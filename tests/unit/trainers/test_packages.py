@@ -73,17 +73,6 @@ def test_run_of_a_custom_model_takes_its_own_trainer_only(name: str) -> None:
 
 
 @pytest.mark.usefixtures("lab")
-def test_null_trainer_goes_with_a_custom_model() -> None:
-    assert opened("null", custom_state()).name == "null"
-
-
-@pytest.mark.usefixtures("lab")
-def test_class_may_stand_in_another_class() -> None:
-    name = "lab_trainer:Nested.Trainer"
-    assert opened(name, state_file()).name == name
-
-
-@pytest.mark.usefixtures("lab")
 def test_unknown_trainer_is_told_which_ones_are_installed() -> None:
     with pytest.raises(InvalidInput, match=r"no trainer 'lib'; allowed: null, numpy, .*lab; or module:Class"):
         check_trainer_name("lib")

@@ -73,14 +73,6 @@ def test_parameters_are_the_module_s_by_name_and_a_function_of_the_seed(model: M
     assert not np.array_equal(other["lm_head.weight"], start["lm_head.weight"])
 
 
-def test_initial_parameters_leave_torch_s_random_numbers_alone(model: Model) -> None:
-    import torch
-
-    before = torch.random.get_rng_state()
-    model.initial_parameters(SEED)
-    assert torch.equal(torch.random.get_rng_state(), before)
-
-
 def test_tied_weights_are_one_parameter() -> None:
     need_module("transformers")
     tied = open_model(spec_of(tie_word_embeddings=True))
@@ -327,27 +319,6 @@ def test_compiler_that_this_machine_lacks_is_named(tmp_path: Path, monkeypatch: 
         InvalidInput, match="--compile: torch compiles nothing for cpu on this machine: InvalidCxxCompiler"
     ):
         check_available(TorchOptions(device="cpu", compiles=True))
-
-
-def test_device_that_this_machine_lacks_is_an_error_of_the_user() -> None:
-    need_module("transformers")
-    with pytest.raises(
-        InvalidInput, match="--device cuda:77: torch finds no such device on this machine; allowed: auto, cpu"
-    ):
-        open_model(LLAMA_SPEC, options=TorchOptions(device="cuda:77")).learner()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"device": "gpu"}, "--device gpu; allowed: auto, cpu, mps, cuda or cuda:N"),
-        ({"precision": "fp8"}, "--precision fp8; allowed: auto, bf16, float32"),
-        ({"micro_batch": 0}, "--micro-batch 0; allowed: auto, or a number of rows from 1"),
-    ],
-)
-def test_options_that_are_wrong_name_what_is_allowed(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        TorchOptions(**options)
 
 
 def test_nothing_in_a_local_step_waits_for_the_device(start: Tensors, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,13 +104,6 @@ async def test_batch_that_does_not_fit_into_memory_is_halved(caplog: pytest.LogC
     assert [record.__dict__["rows"] for record in caplog.records if record.msg == "micro_batch_halved"] == [3, 1]
 
 
-async def test_bf16_computes_the_same_to_its_precision() -> None:
-    wanted, _ = await trained(task_trainer("Sides"))
-    found, end = await trained(task_trainer("Sides", torch=TorchOptions(device="cpu", precision="bf16")))
-    assert found == pytest.approx(wanted, rel=0.05)
-    assert {values.dtype for values in end.values()} == {np.dtype(np.float32)}
-
-
 def test_first_values_are_a_function_of_the_seed() -> None:
     import torch
 
@@ -181,8 +174,3 @@ async def test_failure_of_the_tasks_code_fails_the_step_by_name(options: dict[st
     start = await trainer.initial_parameters(SEED)
     with pytest.raises(TrainerFailed, match=rf"^step 1, local step 1: .*{message}"):
         await trainer.train(plan_of(SAMPLES, 4), start, samples())
-
-
-def test_device_that_is_not_there_is_refused_when_the_trainer_is_opened() -> None:
-    with pytest.raises(InvalidInput, match="--device cuda:99: torch finds no such device"):
-        task_trainer("Sides", torch=TorchOptions(device="cuda:99"))
