@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from epochal.batching.packing.row_choice import best_fit_decreasing, fill_row, first_fit_decreasing, tail_rows
+from epochal.batching.packing.row_choice import fill_row, tail_rows
 from epochal.batching.packing.samples import NO_INDEX, EncodedSample, RawSample, check_encoded, padded_row, part_of
 from epochal.batching.packing.task_encoder import SkipSample, TaskEncoder
 from epochal.data_providers.protocol import CorruptData, TokenBatch
@@ -31,10 +31,6 @@ STATE_FORMAT = "epochal/packer/v1"
 
 T = TypeVar("T")
 
-_SLICERS: Mapping[str, Callable[[Sequence[int], int], list[list[int]]]] = {
-    "first_fit_decreasing": first_fit_decreasing,
-    "best_fit_decreasing": best_fit_decreasing,
-}
 _EMPTY_ROW = TokenBatch(np.empty(0, "<u2"), np.zeros(1, np.int64))
 
 
@@ -280,7 +276,7 @@ class Packer:
             return row
         if self._config.oversized == "split" and max(self._lengths) > self._row_tokens:
             return [self._head_of_oversized()]
-        if self._config.method in ("rolling", "padded") and not self._finished:
+        if self._config.method != "encoder" and not self._finished:
             chosen = fill_row(self._lengths, self._row_tokens)
             row = [self._pool[position] for position in chosen]
             for position in reversed(chosen):
@@ -301,9 +297,8 @@ class Packer:
     def _sliced(self) -> list[list[EncodedSample]]:
         """Return the pool as rows, in order; samples that are in no row stay in the pool."""
         pool, encoder = self._pool, self._encoder
-        slicer = _SLICERS.get(self._config.method, None if self._config.method == "encoder" else tail_rows)
-        if slicer is not None:
-            rows = [[pool[position] for position in row] for row in slicer(self._lengths, self._row_tokens)]
+        if self._config.method != "encoder":
+            rows = [[pool[position] for position in row] for row in tail_rows(self._lengths, self._row_tokens)]
             self._pool, self._lengths = [], []
             return rows
         encoder.current_sample_index = pool[0].index

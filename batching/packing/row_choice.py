@@ -6,8 +6,8 @@ of one integer, so a candidate costs one shift and one `or` over a row's length 
 first set that fills the row completely. Some twenty candidates have a million subsets for a few thousand sums, so it
 ends soon, however large the pool.
 
-`first_fit_decreasing` and `best_fit_decreasing` are the classical rules (Johnson, 1973), which place all samples of a
-pool at once.
+`best_fit_decreasing` is the classical rule (Johnson, 1973), which places all samples of a pool at once: the last ones,
+if it needs fewer rows.
 """
 
 import bisect
@@ -47,20 +47,6 @@ def fill_row(lengths: Sequence[int], row: int) -> list[int]:
             chosen.append(position)
             left -= lengths[position]
     return [0, *reversed(chosen)]
-
-
-def first_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:
-    """Return all positions in rows of at most `row` tokens: the longest first, each into the first row with room."""
-    rows: list[list[int]] = []
-    room: list[int] = []
-    for position in _longest_first(lengths):
-        number = next((number for number, left in enumerate(room) if left >= lengths[position]), len(rows))
-        if number == len(rows):
-            rows.append([])
-            room.append(row)
-        rows[number].append(position)
-        room[number] -= lengths[position]
-    return rows
 
 
 def best_fit_decreasing(lengths: Sequence[int], row: int) -> list[list[int]]:

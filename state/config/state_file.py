@@ -209,16 +209,15 @@ class PackingConfig(Section):
     """`[packing]`: how samples of different lengths become rows, if `model.LLM.data_type` is "Finetuning".
 
     Attributes:
-        method: `rolling` keeps samples that do not fit for a later row; `first_fit_decreasing` and
-            `best_fit_decreasing` empty the pool into rows before they fill it again; `padded` gives each sample a row
-            of its own; `encoder` calls the task encoder's `slice_batch`.
+        method: `rolling` keeps samples that do not fit for a later row; `padded` gives each sample a row of its own;
+            `encoder` calls the task encoder's `slice_batch`.
         pool_size: number of samples from which a row's are chosen; no sample waits for more rows than that.
         oversized: what to do with a sample that is longer than a row.
         max_failed_samples: number of samples of an assignment that may fail in the encoder; one more fails the step.
         task_encoder: the entry point of a `TaskEncoder`, whose package every client must have and allow.
     """
 
-    method: Literal["rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder"] = "rolling"
+    method: Literal["rolling", "padded", "encoder"] = "rolling"
     pool_size: Annotated[int, Field(ge=1, le=MAX_POOL_SIZE)] = 256
     oversized: Literal["error", "truncate", "split", "drop"] = "error"
     max_failed_samples: Natural = 0

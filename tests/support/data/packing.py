@@ -14,7 +14,7 @@ from epochal.data_providers.protocol import TokenBatch
 from epochal.state.config.state_file import PackingConfig
 
 ROW = 16
-METHODS = ("rolling", "first_fit_decreasing", "best_fit_decreasing", "padded", "encoder")
+METHODS = ("rolling", "padded", "encoder")
 POLICIES = ("truncate", "split", "drop")
 
 

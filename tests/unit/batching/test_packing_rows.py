@@ -13,7 +13,6 @@ from epochal.batching.packing.row_choice import (
     MAX_CANDIDATES,
     best_fit_decreasing,
     fill_row,
-    first_fit_decreasing,
     tail_rows,
 )
 from epochal.batching.packing.samples import RawSample, raw_samples
@@ -40,7 +39,7 @@ def test_row_looks_at_a_bounded_number_of_candidates() -> None:
     assert fill_row([1, *[8] * 500, 3], 4) == [0, 501]
 
 
-@pytest.mark.parametrize("slicer", [first_fit_decreasing, best_fit_decreasing, tail_rows])
+@pytest.mark.parametrize("slicer", [best_fit_decreasing, tail_rows])
 @given(st.lists(st.integers(1, ROW), max_size=40))
 def test_slicers_place_every_sample_once_and_need_few_rows(slicer: Any, lengths: list[int]) -> None:
     rows = slicer(lengths, ROW)
@@ -51,8 +50,6 @@ def test_slicers_place_every_sample_once_and_need_few_rows(slicer: Any, lengths:
 
 
 def test_slicers_on_an_example() -> None:
-    lengths = [9, 6, 3, 10, 4]
-    assert first_fit_decreasing(lengths, ROW) == [[3, 1], [0, 4, 2]]
     assert best_fit_decreasing([8, 5, 7, 4], 12) == [[0, 3], [2, 1]]
 
 
