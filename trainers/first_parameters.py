@@ -9,7 +9,6 @@ from functools import lru_cache, partial
 from pydantic import ValidationError
 
 from epochal.runtime.long_work import BYTES, long_work
-from epochal.state.config.changes import goes_on_from_its_own
 from epochal.state.config.model_table import HF_ARCHITECTURES, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidDocument, InvalidInput
@@ -30,15 +29,6 @@ GENESIS_DOMAIN = b"epochal/genesis/v1\x00"
 KEPT_LAYOUTS = 4
 POSITION_KEYS = ("max_position_embeddings", "n_positions")
 """Keys of Hugging Face configs for the number of positions that a model knows."""
-ATTENTION_KEYS = ("attn_implementation", "_attn_implementation")
-"""Keys of Hugging Face configs for the kernel of attention, which clients choose themselves."""
-
-Note = Callable[[str], None]
-"""Receives what a person should know of a model, and what is no mistake."""
-
-
-def _log_note(text: str) -> None:
-    log.warning("first_model_note", extra={"note": text})
 
 
 def model_layout(spec: ModelSpec) -> TensorLayout:
@@ -58,7 +48,7 @@ def _layout_in(document: bytes) -> TensorLayout:
 
 
 def make_first_model(
-    state: StateFile, step: int, seed: int | None = None, source: ModelSource | None = None, note: Note = _log_note
+    state: StateFile, step: int, seed: int | None = None, source: ModelSource | None = None
 ) -> FirstModel:
     """Return the model that the run starts from: the same for the same arguments, on every machine.
 
@@ -69,7 +59,6 @@ def make_first_model(
         step: number of the replica; 0 for a run that starts from its beginning.
         seed: of parameters that are made; None derives one from the run's id.
         source: in place of the one that the state file names.
-        note: receives what is suspicious about the source.
 
     Raises:
         InvalidInput: the source does not hold a model of the run from which it can start; the user's fault.
@@ -79,11 +68,9 @@ def make_first_model(
     """
     llm = state.model.LLM
     if source is None and not llm.is_made_from_seed:
-        if said := step_of_own_checkpoint(state, step):
-            note(said)
         source = open_source(llm.checkpoint)
     if source is None:
-        check_config(state, llm.spec, note)
+        check_config(state, llm.spec)
         model, key = open_model(llm.spec), _seed_bytes(state.run_id if seed is None else f"{seed}")
         if isinstance(model, ModelInParts):
             layout = model_layout(llm.spec)
@@ -94,8 +81,8 @@ def make_first_model(
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
-    check_config(state, spec, note)
-    _look_around(spec, source, note)
+    check_config(state, spec)
+    _check_tokenizer(spec, source)
     layout = model_layout(spec)
     source.tensors(dict(layout.entries))  # names and shapes are wrong now rather than in the midst of a start
     read = partial(_checked_parameters, source, layout, state.merge.max_abs)
@@ -113,22 +100,6 @@ def _counted(
             work.advance(values.nbytes)
 
 
-def step_of_own_checkpoint(state: StateFile, step: int) -> str:
-    """Return what a new run that is to start late from "its own" checkpoint reads in its place; "" for any other.
-
-    Args:
-        state: the run's state file.
-        step: number of the replica that the run starts from.
-    """
-    if step <= 0 or not goes_on_from_its_own(state):
-        return ""
-    variant = state.model.LLM.checkpoint.variant
-    return (
-        f"`checkpoint = {{ {variant} = … }}` is the run's own checkpoint, but a new store has none: what it names is "
-        f"read as replica {step}, as [progress] says; whether it is that replica is not known"
-    )
-
-
 def _checked_parameters(
     source: ModelSource, layout: TensorLayout, max_abs: float
 ) -> Iterator[tuple[str, Float32Array]]:
@@ -141,12 +112,8 @@ def _checked_parameters(
         yield name, values
 
 
-def look_at_source(state: StateFile, note: Note = _log_note) -> ModelSpec:
+def look_at_source(state: StateFile) -> ModelSpec:
     """Return the spec of the model at the state file's `checkpoint`, without reading its parameters.
-
-    Args:
-        state: the run's state file.
-        note: receives what is suspicious about the source.
 
     Raises:
         InvalidInput, ModelUnavailable, Unsupported: as `make_first_model` does.
@@ -154,14 +121,14 @@ def look_at_source(state: StateFile, note: Note = _log_note) -> ModelSpec:
     llm = state.model.LLM
     source = open_source(llm.checkpoint)
     spec = _completed(llm.spec, source)
-    check_config(state, spec, note)
-    _look_around(spec, source, note)
+    check_config(state, spec)
+    _check_tokenizer(spec, source)
     if spec.architecture not in HF_ARCHITECTURES:
         source.tensors(dict(model_layout(spec).entries))
     return spec
 
 
-def check_config(state: StateFile, spec: ModelSpec, note: Note = _log_note) -> None:
+def check_config(state: StateFile, spec: ModelSpec) -> None:
     """Raise `InvalidInput` if the state file's config of the model is not what its author meant.
 
     That is: the run's samples are longer than the model's positions, or keys are misspelt.
@@ -169,11 +136,7 @@ def check_config(state: StateFile, spec: ModelSpec, note: Note = _log_note) -> N
     Args:
         state: the run's state file.
         spec: its model, complete.
-        note: receives what the config says and no client does.
     """
-    for key in ATTENTION_KEYS:
-        if (spec.hf or {}).get(key) is not None:
-            note(f"model.LLM.hf.{key} is ignored: clients choose their attention themselves")
     if state.model.LLM.hf is not None and _is_of_transformers(spec):
         from epochal.trainers.torch.config_keys import check_keys
 
@@ -195,22 +158,12 @@ def _is_of_transformers(spec: ModelSpec) -> bool:
     return is_one and entry is not None and not entry.missing_modules()
 
 
-def _look_around(spec: ModelSpec, source: ModelSource, note: Note) -> None:
-    """Compare the source's config with the keys that transformers knows, and its tokenizer with the model.
-
-    Raises:
-        InvalidInput: the tokenizer is another model's.
-    """
-    if spec.architecture not in HF_ARCHITECTURES or spec.dummy:
-        return
-    if _is_of_transformers(spec):
-        from epochal.trainers.torch.config_keys import unknown_keys
-
-        if names := ", ".join(one.path.rpartition(".")[2] for one in unknown_keys(spec.hf or {})):
-            note(f"{source.place}: transformers ignores these keys of its config.json: {names}")
-    vocabulary = open_model(spec).vocabulary
-    if vocabulary is not None and (said := check_tokenizer(source, vocabulary)):
-        note(said)
+def _check_tokenizer(spec: ModelSpec, source: ModelSource) -> None:
+    """Raise `InvalidInput` if the tokenizer beside a model of transformers is another model's."""
+    if spec.architecture in HF_ARCHITECTURES and not spec.dummy:
+        vocabulary = open_model(spec).vocabulary
+        if vocabulary is not None:
+            check_tokenizer(source, vocabulary)
 
 
 def _completed(spec: ModelSpec, source: ModelSource) -> ModelSpec:

@@ -27,11 +27,9 @@ from epochal.state.errors import EpochalError, InvalidInput, Unsupported
 from epochal.tools.model_size import ModelSize, in_words, size_notes, size_problems
 from epochal.trainers.architectures import ARCHITECTURES, open_model
 from epochal.trainers.first_parameters import (
-    Note,
     check_config,
     look_at_source,
     make_first_model,
-    step_of_own_checkpoint,
 )
 
 TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx")
@@ -83,7 +81,7 @@ async def open_what_state_names(state: StateFile, source: str, *, with_network: 
             spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
     if spec is not None and llm.is_made_from_seed:
         with found.collecting(source):
-            check_config(state, spec, found.notes.append)
+            check_config(state, spec)
     if spec is not None and not found.problems:
         await asyncio.to_thread(_look_at_size, state, spec, source, found)
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
@@ -116,8 +114,6 @@ async def open_what_data_file_names(config: DataConfig, path: Path, state: State
 async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, with_network: bool) -> ModelSpec | None:
     """Open the run's first model as `epochal coordinator` would; return its spec, as far as it is known."""
     spec = state.model.LLM.spec
-    if said := step_of_own_checkpoint(state, state.progress.step - 1):
-        found.notes.append(f"{place}: {said}")
     is_local = isinstance(state.model.LLM.checkpoint, LocalCheckpoint)
     if not (with_network or is_local):
         found.notes.append(f"{place} was not opened: it is on another machine; --network opens it")
@@ -127,16 +123,16 @@ async def _open_checkpoint(state: StateFile, place: str, found: NamedFiles, *, w
         return spec
     with found.collecting(place):
         if is_local:
-            return await asyncio.to_thread(_read_first_model, state, found.notes.append)
-        spec = await asyncio.to_thread(look_at_source, state, found.notes.append)
+            return await asyncio.to_thread(_read_first_model, state)
+        spec = await asyncio.to_thread(look_at_source, state)
         found.notes.append(f"{place} was opened, but its weights were not read; a start reads them")
         return spec
     return None
 
 
-def _read_first_model(state: StateFile, note: Note) -> ModelSpec:
+def _read_first_model(state: StateFile) -> ModelSpec:
     """Read every parameter of the run's first model, one at a time, and return its spec."""
-    first = make_first_model(state, 0, note=note)
+    first = make_first_model(state, 0)
     for _ in first.parameters():
         pass
     return first.spec

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from epochal.state.errors import InvalidInput, ModelUnavailable
@@ -15,8 +16,8 @@ class UnreadableTokenizer(InvalidInput):
     """A tokenizer's file is not JSON."""
 
 
-def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
-    """Return a remark on the tokenizer beside a model, or "".
+def check_tokenizer(source: ModelSource, vocabulary: int) -> None:
+    """Check the tokenizer beside a model, if there is one that can be read: training needs none.
 
     Args:
         source: where the model is.
@@ -25,17 +26,11 @@ def check_tokenizer(source: ModelSource, vocabulary: int) -> str:
     Raises:
         InvalidInput: the tokenizer's vocabulary is larger than the model's: it is another model's.
     """
-    try:
-        found = next(((name, data) for name, data in source.tokenizer_files() if name in LISTS_OF_TOKENS), None)
-    except ModelUnavailable:
-        return ""  # the model itself was read, and training needs no tokenizer
-    if found is None:
-        return ""
-    try:
-        check_list(*found, source.place, vocabulary)
-    except UnreadableTokenizer as error:
-        return f"{error.message}; the run does not need it"
-    return ""
+    with suppress(ModelUnavailable, UnreadableTokenizer):
+        for name, data in source.tokenizer_files():
+            if name in LISTS_OF_TOKENS:
+                check_list(name, data, source.place, vocabulary)
+                return
 
 
 def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> None:

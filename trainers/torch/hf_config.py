@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +46,6 @@ def hf_config(spec: ModelSpec) -> Any:
         with quiet():
             config = CONFIG_MAPPING[kind].from_dict(named)
     except Exception as error:  # whatever a config class makes of wrong values
-        _name_unknown_value(hf, error)
         reason = " ".join(str(error).split())
         raise _wrong(CONFIG_PLACE, f"not a config of {kind} ({reason})", "the keys of its config.json") from error
     return config
@@ -80,7 +79,6 @@ def build_module(spec: ModelSpec) -> Any:
             if is_out_of_memory(error):
                 raise
             failure = error
-    _name_unknown_value(spec.hf or {}, failure)
     allowed = "a causal language model that transformers can build"
     raise _wrong(CONFIG_PLACE, f"refused: {first_line(failure)}", allowed) from failure
 
@@ -128,22 +126,6 @@ def first_line(error: Exception | None) -> str:
     """Return the first line of an error of transformers or torch, with the name of its class where it needs one."""
     line = next(iter(str(error).splitlines()), "")
     return line if isinstance(error, ValueError | ImportError) else f"{type(error).__name__} {line}".rstrip()
-
-
-def _name_unknown_value(hf: Mapping[str, Any], error: Exception | None) -> None:
-    """Raise `Unsupported` with the missing keys if transformers failed to find a value."""
-    value = error.args[0] if isinstance(error, KeyError) and error.args else None
-    if isinstance(value, str) and (places := list(_places_of(hf, value, CONFIG_PLACE))):
-        allowed = "a name that transformers knows there"
-        raise Unsupported("model", tuple(Mistake(one, value, allowed) for one in places), NOT_TRAINED) from error
-
-
-def _places_of(table: Mapping[str, Any], value: str, place: str) -> Iterator[str]:
-    for key, item in table.items():
-        if isinstance(item, dict):
-            yield from _places_of(item, value, f"{place}.{key}")
-        elif item == value:
-            yield f"{place}.{key}"
 
 
 def _wrong(path: str, value: str | None, allowed: str) -> Unsupported:

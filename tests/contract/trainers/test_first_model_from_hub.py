@@ -52,20 +52,6 @@ def test_check_with_network_opens_a_repository_without_its_weights(hub: FakeHub,
     run_main("check", str(path), "--network").expect(2, "model.LLM.checkpoint", "org/other")
 
 
-def test_own_checkpoint_of_a_new_store_is_noted_at_a_later_step(hub: FakeHub, tmp_path: Path) -> None:
-    late = {"progress__step": 6, "model__LLM__architecture": "HfLlama"}
-    for kind, wanted in (("P2P", True), ("Hub", False)):
-        checkpoint = {kind: {"repo_id": REPOSITORY}}
-        path = tmp_path / f"{kind}.toml"
-        path.write_text(state_text(**late, model__LLM__checkpoint=checkpoint))
-        checked = run_main("check", str(path))
-        checked.expect(0)
-        notes: list[str] = []
-        make_first_model(state_file(**late, model__LLM__checkpoint=checkpoint), 5, note=notes.append)
-        assert [NOTED in text for text in (checked.err, " ".join(notes))] == [wanted] * 2
-    assert hub.requests
-
-
 def test_requests_to_a_hub_leave_no_line_each_in_the_log(hub: FakeHub) -> None:
     said = StringIO()
     start_logging(LogFormat.TEXT, verbose=False, stream=said)
@@ -73,6 +59,3 @@ def test_requests_to_a_hub_leave_no_line_each_in_the_log(hub: FakeHub) -> None:
     make_first_model(state, 0)
     assert hub.requests
     assert "HTTP Request" not in said.getvalue()
-
-
-NOTED = "a new store has none: what it names is read as replica 5"

@@ -47,14 +47,7 @@ def transformers() -> None:
         (spec_of(num_attention_heads="four"), "model.LLM.hf is not a config of llama"),
         (spec_of(hidden_size=33), "model.LLM.hf is not "),
         (spec_of(intermediate_size=0), r"model.LLM.hf is refused: parameter \S+ has the shape \[32, 0\]"),
-        (
-            spec_of(hidden_act="nosuch"),
-            r"model\.LLM\.hf\.hidden_act is nosuch; allowed: a name that transformers knows",
-        ),
-        (
-            spec_of(rope_scaling={"rope_type": "nosuch", "factor": 2.0}),
-            r"model\.LLM\.hf\.rope_scaling\.rope_type is nosuch; allowed: a name that transformers knows",
-        ),
+        (spec_of(hidden_act="nosuch"), r"model\.LLM\.hf is .*nosuch.*; allowed"),
         (spec_of(pad_token_id=256), "model.LLM.hf is (refused: AssertionError|not a config of llama)"),
     ],
 )
