@@ -25,7 +25,6 @@ A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.array([0.5, -1.25], np.float32)
 SHAPES = {"a": (2, 3), "b": (2,)}
 AT_ONCE = RetryPolicy(attempts=MAX_ATTEMPTS, first_delay_s=0.0, max_asked_s=0.0)
-SMALL_FILE_BYTES = 32 * 1024
 
 
 @pytest.fixture
