@@ -11,10 +11,6 @@ from tests.support.thinned import thinned
 CTRL_C, PAGE_DOWN = "\x03", "\x1b[6~"
 
 
-def press_q(terminal: Terminal) -> None:
-    terminal.press("q")
-
-
 def press_ctrl_c(terminal: Terminal) -> None:
     terminal.press(CTRL_C)
 
@@ -33,15 +29,16 @@ async def test_screen_scrolls_by_keys_and_follows_the_terminals_size(tmp_path: P
         await terminal.until("lines 8 to 14 of")
         terminal.press("k")
         await terminal.until("lines 7 to 13 of")
+        assert not terminal.is_as_before(), "it has the whole screen"
         terminal.press("q")
         assert await terminal.end() == 0, terminal.text[-2000:]
+        assert terminal.is_as_before()
 
 
-@thinned("leave", [press_q, press_ctrl_c, terminate])
+@thinned("leave", [press_ctrl_c, terminate], kept=1)
 async def test_view_leaves_the_terminal_as_it_was(tmp_path: Path, leave: Callable[[Terminal], None]) -> None:
     async with restarted_run(tmp_path / "run") as run, in_terminal("watch", run.url) as terminal:
         await terminal.until("run test-run")
-        assert not terminal.is_as_before(), "it has the whole screen"
         leave(terminal)
         assert await terminal.end() == 0, terminal.text[-2000:]
         assert terminal.is_as_before()
