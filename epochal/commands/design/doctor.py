@@ -22,8 +22,7 @@ from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.output.printing import run_to_end
 from epochal.runtime.permissions import Permissions
 from epochal.tools.doctor.connectivity import Asked, look_at_way
-from epochal.tools.doctor.findings import Finding
-from epochal.tools.doctor.local_machine import look_at_machine
+from epochal.tools.doctor.local_machine import Finding, look_at_machine
 
 MARKS = {"ok": ("✓", "ok", "green"), "note": ("·", "note", "yellow"), "problem": ("✗", "problem", "bold red")}
 

@@ -19,8 +19,7 @@ from epochal.runtime.visible_text import visible
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
 from epochal.state.shown.join_guide import TORCH, JoinGuide
 from epochal.state.wire import parse_document
-from epochal.tools.doctor.findings import Finding, gib
-from epochal.tools.doctor.local_machine import PACKAGE, Machine
+from epochal.tools.doctor.local_machine import PACKAGE, Finding, Machine, gib
 
 CONNECT_S = 10.0
 """Maximum time to open a connection."""

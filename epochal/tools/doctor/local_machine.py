@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError
 from epochal.state.merging import Contribution, OuterStep, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, replica_digest
-from epochal.tools.doctor.findings import Finding, gib
 
 PACKAGE = "epochal"
 PROGRAM_S = 60.0
@@ -41,6 +41,33 @@ devices = [
 ] if torch.cuda.is_available() else []
 print(json.dumps({"torch": torch.__version__, "devices": devices, "mps": torch.backends.mps.is_available()}))
 """
+
+
+Verdict = Literal["ok", "note", "problem"]
+"""A note names what is missing for some runs; a problem keeps the machine from training."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The finding of one check.
+
+    Attributes:
+        name: of the thing.
+        found: as it is, in words and numbers.
+        advice: what to do; "" where nothing is to be done.
+        kind: what `epochal explain` takes, where it explains more; "" where it does not.
+    """
+
+    name: str
+    verdict: Verdict
+    found: str
+    advice: str = ""
+    kind: str = ""
+
+
+def gib(size_bytes: float) -> str:
+    """Return a size in GiB, for people; small ones in MiB."""
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 @dataclass(frozen=True, slots=True)

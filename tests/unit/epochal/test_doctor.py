@@ -16,8 +16,7 @@ from epochal.runtime.http.http_server import Endpoint
 from epochal.state.shown.join_guide import JoinData, JoinGuide, JoinRoom
 from epochal.tools.doctor import local_machine as doctored
 from epochal.tools.doctor.connectivity import Asked, look_at_way, needs_of
-from epochal.tools.doctor.findings import Finding
-from epochal.tools.doctor.local_machine import Machine, merge_finding
+from epochal.tools.doctor.local_machine import Finding, Machine, merge_finding
 from tests.support.data.states import state_file
 from tests.support.drive.cli import run_main
 from tests.support.drive.served import GENESIS
