@@ -57,12 +57,6 @@ def test_inspect_notes_tokens_that_the_embedded_model_lacks(tmp_path: Path) -> N
     data("inspect", tmp_path, "--seq-len", 16).expect(0, "largest token", "42,749", "vocabulary of more than 42749")
 
 
-def test_inspect_notes_a_token_size_that_is_wrong(tmp_path: Path) -> None:
-    (np.arange(640) % 255 + 1).astype("<u2").tofile(tmp_path / "a.bin")
-    (note,) = inspected(tmp_path, "--seq-len", 16, "--token-size", 4)["notes"]
-    assert 'token_size = "TwoBytes"' in note
-
-
 def test_inspect_for_a_run_ends_with_what_is_wrong(tmp_path: Path) -> None:
     np.full(640, 42_749, "<u2").tofile(tmp_path / "gpt.bin")
     (tmp_path / "state.toml").write_text(state_text())
