@@ -42,20 +42,12 @@ WINDOW_PLACES = 256
 """Number of places in a pass's order of blocks that are computed together, as clients ask for neighbours soon."""
 
 KEPT_WINDOWS = 64
-MAX_DATASETS_LOGGED = 64
-"""Maximum number of datasets of which it is remembered that they were logged."""
 _BLOCKS_DOMAIN = b"epochal/order/blocks/v1"
 _SHORT_BLOCK_DOMAIN = b"epochal/order/short-block/v1"
 
 Numbers = NDArray[np.int64]
 
 _log = logging.getLogger(__name__)
-
-
-@lru_cache(maxsize=MAX_DATASETS_LOGGED)
-def _log_opened(**facts: object) -> None:
-    """Log that a dataset was opened: once for each, however often it is opened."""
-    _log.info("dataset opened", extra=facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,14 +146,15 @@ class DataOrder(Generic[File]):
         self.identified_by = identified_by(names, contents)
         by_name = (fingerprint_of or self._fingerprint_of_tokens)(self.files)
         self.fingerprint = content_fingerprint(by_name, names, contents)
-        _log_opened(
-            files=len(self.files),
-            sequences=self.sequence_count,
-            files_with_dropped_tail=len(self.dropped_tokens),
-            dropped_tokens=sum(self.dropped_tokens.values()),
-            fingerprint=self.fingerprint,
-            identified_by=self.identified_by,
-        )
+        facts = {
+            "files": len(self.files),
+            "sequences": self.sequence_count,
+            "files_with_dropped_tail": len(self.dropped_tokens),
+            "dropped_tokens": sum(self.dropped_tokens.values()),
+            "fingerprint": self.fingerprint,
+            "identified_by": self.identified_by,
+        }
+        _log.info("dataset opened", extra=facts)
 
     def _fingerprint_of_tokens(self, files: tuple[File, ...]) -> str:
         spec = self.spec
