@@ -44,8 +44,6 @@ CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
 RECEIVE_AT_ONCE_BYTES = 1024**2
 """Bytes of samples that the system collects before it wakes the client, where this can be set."""
-RECEIVED_IN_TURN = 2
-"""Headers and payloads that are received in a turn of the event loop, besides the one that it began with."""
 
 _TLS_ALERT = 0x15
 """First byte of the alert that a TLS server sends to a client without TLS (RFC 8446, 5.1)."""
@@ -229,31 +227,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._take(nbytes)
-        for _ in range(RECEIVED_IN_TURN):
-            if not (self._calls and self._receive()):
-                break
         self._wake_at(len(self._target) - self._filled)
-
-    def _receive(self) -> bool:
-        """Receive what is there of the next header or payload; return whether it is whole.
-
-        So a header and its payload need no two turns of the event loop, and what has arrived of a payload is copied
-        while the rest is on its way.
-        """
-        if self._socket is None:
-            return False
-        try:
-            nbytes = self._socket.recv_into(self._target[self._filled :] if self._filled else self._target)
-        except (BlockingIOError, InterruptedError):
-            return False
-        except OSError as error:
-            self._end(f": {error}")
-            return False
-        if not nbytes:
-            self._end("")
-            return False
-        self._take(nbytes)
-        return not self._filled
 
     def _end(self, reason: str) -> None:
         """Drop a connection that the server has closed."""

@@ -8,6 +8,8 @@ from epochal.data_providers.tcp.server_limits import ServerLimits
 
 SEND_PIECE_BYTES = 256 * 1024
 """Bytes of an answer that are sent at a time; at most as many again wait in the connection's own buffer, a copy."""
+FIRST_PIECE_BYTES = 32 * 1024
+"""The same of the first piece, which is copied to follow its header at once."""
 UNSENT_BYTES = 512 * 1024
 """Bytes of an answer that the system takes before the network has room for them, where this can be set."""
 TURN_BYTES = 2 * 1024**2
@@ -59,8 +61,8 @@ class PacedWriter:
         self._answer = answer = _Answer(asyncio.get_running_loop().time())
         try:
             view = memoryview(body)
-            await self._send_piece(answer, head + view[:SEND_PIECE_BYTES])
-            for start in range(SEND_PIECE_BYTES, len(view), SEND_PIECE_BYTES):
+            await self._send_piece(answer, head + view[:FIRST_PIECE_BYTES])
+            for start in range(FIRST_PIECE_BYTES, len(view), SEND_PIECE_BYTES):
                 await self._send_piece(answer, view[start : start + SEND_PIECE_BYTES])
         except TimeoutError as error:
             raise TooSlow(f"{answer.sent_bytes} bytes") from error
