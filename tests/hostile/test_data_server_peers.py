@@ -1,29 +1,24 @@
-"""What a data server's peers do to it over real sockets: bad tickets, others' data, floods, and files that change."""
+"""What a data server's peers do to it over real sockets: bad tickets, others' data, and floods."""
 
 import asyncio
 import contextlib
-import os
-import shutil
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 import epochal.data_providers.tcp.coordinator_gate
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.protocol import Rejected
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress
 from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, CoordinatorGate
 from epochal.data_providers.tcp.data_client import TcpDataProvider
-from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
 from epochal.runtime.connections.descriptors import allow_connections, open_files_limit
 from epochal.runtime.connections.shedding import Peer
@@ -34,7 +29,6 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.data_files import SPEC, write_dataset
 from tests.support.data.documents import round_head
 from tests.support.data.states import state_file
-from tests.support.data.token_files import write_in_place
 from tests.support.servers.data_coordinator import CLIENTS, PublishedRun
 from tests.support.servers.data_http import http_server
 from tests.support.servers.data_server import HOST, open_client, serving
@@ -43,8 +37,6 @@ RUN = "test-run"
 BATCH = 3
 WORK = (BatchId(0, 5),)
 FLOOD = 1000
-LARGE = DatasetSpec(2, SEND_PIECE_BYTES)
-"""Samples of 512 KiB, which are sent in two pieces."""
 
 
 @pytest.fixture(autouse=True)
@@ -118,47 +110,4 @@ async def test_thousand_connections_that_never_authenticate_keep_nobody_out(tmp_
         client = await open_client(address)
         assert (await client.get_samples(DataIds(0, 9))).sample_count == 10
         assert FLOOD // 2 < server.connections.count(Peer.STRANGER) <= DEFAULT_LIMITS.connections.strangers
-        await client.aclose()
-
-
-@pytest.fixture
-def large(tmp_path: Path) -> LocalDataProvider:
-    np.arange(4 * LARGE.sequence_length, dtype="<u2").tofile(tmp_path / "a.bin")
-    return LocalDataProvider.open(tmp_path, LARGE)
-
-
-async def test_file_that_shrinks_under_the_server_is_corrupt(large: LocalDataProvider, tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), serving(large, spec=LARGE) as (_, address):
-        client = await open_client(address)
-        whole = (await client.get_samples(DataIds(0, 3))).input_ids
-        assert np.array_equal(whole, np.arange(4 * LARGE.sequence_length, dtype="<u2"))
-        os.truncate(tmp_path / "a.bin", LARGE.sequence_bytes)
-        with pytest.raises(CorruptData, match=rf"a\.bin ends at byte {LARGE.sequence_bytes}"):
-            await client.get_samples(DataIds(3, 3))
-        await client.aclose()
-
-
-async def test_listed_file_that_changes_under_the_server_is_corrupt(tmp_path: Path) -> None:
-    path, tokens = tmp_path / "a.bin", np.arange(4 * LARGE.sequence_length, dtype="<u2")
-    tokens.tofile(path)
-    write_manifest(tmp_path, [path.name])
-    provider = LocalDataProvider.open(tmp_path, LARGE)
-    async with asyncio.timeout(BOUND_S), serving(provider, spec=LARGE) as (_, address):
-        client = await open_client(address)
-        for _ in range(2):
-            assert np.array_equal((await client.get_samples(DataIds(0, 3))).input_ids, tokens)
-            write_in_place(path, tokens[::-1])
-            with pytest.raises(CorruptData, match=r"a\.bin: block 0 of 262144 bytes differs from the manifest"):
-                await client.get_samples(DataIds(0, 3))
-            write_in_place(path, tokens)
-        assert np.array_equal((await client.get_samples(DataIds(0, 3))).input_ids, tokens)
-        await client.aclose()
-
-
-async def test_folder_that_is_deleted_under_the_server_is_unavailable(large: LocalDataProvider, tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), serving(large, spec=LARGE) as (_, address):
-        client = await open_client(address)
-        shutil.rmtree(tmp_path)
-        with pytest.raises(SourceUnavailable, match="cannot be read"):
-            await client.get_samples(DataIds(0, 0))
         await client.aclose()
