@@ -128,7 +128,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "Standing.result_rejected",
         "Standing.last_miss",
         "DataFailure.reason",
-        "Goodbye.reason",
         "Mix.sources[].name",
     ),
     Rule.OPERATOR: (

@@ -23,7 +23,6 @@ from epochal.data_providers.tcp.frames import (
     AnotherVersion,
     FrameHeader,
     FrameKind,
-    Goodbye,
     Hello,
     Welcome,
     error_of,
@@ -279,9 +278,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             del self._calls[frame.request]
         elif frame.kind is FrameKind.WELCOME and not self.welcome.done():
             self.welcome.set_result(parse_document(Welcome, bytes(payload)))
-        elif frame.kind is FrameKind.GOODBYE:
-            goodbye = parse_document(Goodbye, bytes(payload))
-            self.drop(SourceUnavailable(f"{self._address} ended the connection: {visible(goodbye.reason)}"))
         elif frame.kind is FrameKind.ERROR and frame.request == CONNECTION_REQUEST:
             self.drop(error_of(bytes(payload), str(self._address)))
         elif frame.kind is FrameKind.ERROR:

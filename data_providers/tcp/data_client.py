@@ -1,7 +1,7 @@
 """Samples from TCP data servers (`frames.py` has the protocol): one, or several that serve the same dataset.
 
 One connection serves all calls: requests are sent without waiting, and tokens are received straight into the answer's
-own memory. If it breaks, or its server falls silent or says goodbye, the pieces that are missing are asked of another
+own memory. If it breaks, or its server falls silent or closes it, the pieces that are missing are asked of another
 server at once; a server that failed is asked again after a growing time. With no other left, the calls under way raise
 `SourceUnavailable`; the next call connects again. Every server must serve the same dataset.
 """

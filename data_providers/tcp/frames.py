@@ -14,9 +14,9 @@ The client begins with `HELLO` (JSON: run id and ticket); the server answers `WE
 `ERROR`. Then the client sends any number of `GET`s (three unsigned 64-bit integers: the version of the run document
 that it follows, the first and the last data index) without waiting, and the server answers them in order, each with
 `SAMPLES`, whose payload is the tokens' own bytes, or with `ERROR` (JSON: kind and reason). An `ERROR` with request
-number 0 is about the connection, which then ends; so does a `GOODBYE` (JSON: reason), after which the client asks
-another server. The rules kept here: a payload's length is checked against its kind's bound before a byte of it is read;
-and the request's number is 0 in frames about the connection, and in no other.
+number 0 is about the connection, which then ends: the client asks another server. The rules kept here: a payload's
+length is checked against its kind's bound before a byte of it is read; and the request's number is 0 in frames about
+the connection, and in no other.
 """
 
 import struct
@@ -74,7 +74,6 @@ class FrameKind(IntEnum):
     GET = 3
     SAMPLES = 4
     ERROR = 5
-    GOODBYE = 6
 
 
 OF_A_REQUEST = frozenset({FrameKind.GET, FrameKind.SAMPLES})
@@ -86,7 +85,6 @@ MAX_PAYLOAD_BYTES = {
     FrameKind.GET: _GET.size,
     FrameKind.SAMPLES: MAX_SAMPLES_BYTES,
     FrameKind.ERROR: MAX_JSON_BYTES,
-    FrameKind.GOODBYE: MAX_JSON_BYTES,
 }
 
 
@@ -135,13 +133,6 @@ class DataFailure(WireDocument):
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye(WireDocument):
-    """The reason why the server ends a connection on which it has answered what it began."""
-
-    reason: Reason
-
-
 def frame_header(kind: FrameKind, request: int, length: int) -> bytes:
     """Return the 12 bytes that announce a payload of `length` bytes."""
     return HEADER.pack(_MAGIC, PROTOCOL_VERSION, kind, request, length)
@@ -172,7 +163,7 @@ def parse_header(header: bytes | bytearray | memoryview) -> FrameHeader:
     return FrameHeader(kind, request, length)
 
 
-def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | DataFailure | Goodbye) -> bytes:
+def json_frame(kind: FrameKind, request: int, document: Hello | Welcome | DataFailure) -> bytes:
     """Return a frame with a document."""
     payload = canonical_json(document)
     return frame_header(kind, request, len(payload)) + payload

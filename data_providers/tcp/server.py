@@ -25,7 +25,6 @@ from epochal.data_providers.tcp.frames import (
     FrameHeader,
     FrameKind,
     Get,
-    Goodbye,
     Hello,
     failure_of,
     frame_header,
@@ -48,6 +47,8 @@ READ_AHEAD_BYTES = 4 * 1024
 """Bytes of requests that are read while one is being answered, before the connection is read no further."""
 RECEIVE_BUFFER_BYTES = 32 * 1024
 """The system's memory for a connection's requests, which are small."""
+
+CLOSING = "the data server is closing"
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class DataServer:
         return bound
 
     async def aclose(self) -> None:
-        """Stop accepting, finish the answers under way within the bound, say goodbye, and close.
+        """Stop accepting, finish the answers under way within the bound, say so, and close.
 
         Clients ask another server for the rest. May be repeated.
         """
@@ -176,7 +177,7 @@ class DataServer:
         self._listener.close()
         for served in self._served:
             if not served.busy:
-                served.writer.say(_goodbye())
+                served.writer.say(_error_frame(CONNECTION_REQUEST, SourceUnavailable(CLOSING)))
                 served.writer.close()
         try:
             async with asyncio.timeout(self._limits.shutdown_timeout_s):
@@ -235,7 +236,7 @@ class DataServer:
                 served.writer.say(_error_frame(CONNECTION_REQUEST, Rejected(error.message)))
                 return
             await self._answer(served.writer, client_id, header.request, wanted)
-        served.writer.say(_goodbye())
+        served.writer.say(_error_frame(CONNECTION_REQUEST, SourceUnavailable(CLOSING)))
 
     async def _answer(self, writer: PacedWriter, client_id: ClientId, request: int, wanted: Get) -> None:
         """Send the samples, if the client may have them, or else the reason why not."""
@@ -262,7 +263,7 @@ class DataServer:
         """Return the admitted client; None when it was turned away."""
         try:
             if self._closing:
-                raise SourceUnavailable("the data server is closing")
+                raise SourceUnavailable(CLOSING)
             _, payload = await self._read_frame(served, FrameKind.HELLO, self._limits.handshake_timeout_s)
             hello = parse_document(Hello, payload)
             client_id = await self._gate.admit(hello.run_id, hello.ticket)
@@ -308,10 +309,6 @@ class DataServer:
         if served.connection.is_held:
             self.connections.shed(served.connection, Shed.UNREAD)
         served.writer.abort()
-
-
-def _goodbye() -> bytes:
-    return json_frame(FrameKind.GOODBYE, CONNECTION_REQUEST, Goodbye("the data server is closing"))
 
 
 def _error_frame(request: int, error: DataError) -> bytes:

@@ -11,7 +11,6 @@ from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
     FrameKind,
-    Goodbye,
     Hello,
     Welcome,
     error_of,
@@ -77,8 +76,6 @@ def _decode_payload(kind: FrameKind, payload: bytes) -> None:
                 assert parse_get(payload).data_ids.start >= 0
             case FrameKind.ERROR:
                 assert error_of(payload, "a server").message.isprintable()
-            case FrameKind.GOODBYE:
-                parse_document(Goodbye, payload)
     except InvalidInput:
         pass
 

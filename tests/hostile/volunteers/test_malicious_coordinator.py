@@ -242,7 +242,7 @@ def _hostile_values(canaries: Canaries) -> st.SearchStrategy[Any]:
     )
 
 
-OF_OTHERS = ("Mix", "MixEntry", "Welcome", "Goodbye", "DataFailure")
+OF_OTHERS = ("Mix", "MixEntry", "Welcome", "DataFailure")
 SWEPT = [field for field in document_fields() if field.document not in OF_OTHERS]
 """The fields of the documents that come from a coordinator itself."""
 SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -21,7 +21,6 @@ from epochal.data_providers.tcp.frames import (
     AnotherVersion,
     DataFailure,
     FrameKind,
-    Goodbye,
     Hello,
     Welcome,
     frame_header,
@@ -42,7 +41,6 @@ DOCUMENTS: dict[FrameKind, Any] = {
     FrameKind.HELLO: Hello,
     FrameKind.WELCOME: Welcome,
     FrameKind.ERROR: DataFailure,
-    FrameKind.GOODBYE: Goodbye,
 }
 
 
@@ -96,7 +94,6 @@ def test_specification_names_every_kind_with_its_number_and_bound() -> None:
         f"**version {PROTOCOL_VERSION}** of the protocol",
         f"text, at most {MAX_TICKET_CHARS:,} characters",
         f"| `reason` | text, at most {MAX_MESSAGE_CHARS:,} characters",
-        f"a `reason` for a person (text, at most {MAX_MESSAGE_CHARS:,} characters)",
         f"has at most {MAX_SEQUENCE_BYTES:,} bytes",
         f"1 to {MAX_SEQUENCE_BYTES // 2:,}",
         f"without `HELLO` after {DEFAULT_LIMITS.handshake_timeout_s:g} s",
@@ -127,7 +124,7 @@ def test_header_is_read_as_written_or_refused(kind: FrameKind, request: int, len
         refused = f"at most {MAX_PAYLOAD_BYTES[kind]}$"
     elif kind in {FrameKind.GET, FrameKind.SAMPLES} and not request:
         refused = f"{kind.name} frame with request number 0; allowed: 1 to {2**32 - 1}$"
-    elif kind in {FrameKind.HELLO, FrameKind.WELCOME, FrameKind.GOODBYE} and request:
+    elif kind in {FrameKind.HELLO, FrameKind.WELCOME} and request:
         refused = f"{kind.name} frame with request number {request}; allowed: 0$"
     else:
         assert parse_header(header) == (kind, request, length)
@@ -139,7 +136,6 @@ def test_header_is_read_as_written_or_refused(kind: FrameKind, request: int, len
 def frames() -> st.SearchStrategy[bytes]:
     """Return frames that are almost right, one after the other."""
     json_payloads = st.one_of(
-        st.just(json_frame(FrameKind.GOODBYE, 0, Goodbye("x"))[HEADER_BYTES:]),
         st.just(json_frame(FrameKind.ERROR, 1, DataFailure("corrupt", "x"))[HEADER_BYTES:]),
         st.binary(max_size=40),
     )

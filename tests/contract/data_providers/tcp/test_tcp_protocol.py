@@ -18,7 +18,6 @@ from epochal.data_providers.tcp.frames import (
     MAX_PAYLOAD_BYTES,
     DataFailure,
     FrameKind,
-    Goodbye,
     Hello,
     frame_header,
     get_frame,
@@ -144,7 +143,7 @@ BROKEN_ANSWERS = {
     "a second welcome": WELCOME,
     "a request": get_frame(1, DataIds(0, 0)),
     "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
-    "a goodbye with a request": json_frame(FrameKind.GOODBYE, 1, Goodbye("x")),
+    "a welcome with a request": b"EP\x02\x02" + bytes([1, 0, 0, 0]) + WELCOME[8:],
     "samples with request 0": frame_header(FrameKind.SAMPLES, 0, 32) + bytes(32),
     "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
 }
@@ -185,9 +184,8 @@ async def test_tcp_server_whose_reason_is_too_long_breaks_the_protocol() -> None
         ([json_frame(FrameKind.ERROR, 0, DataFailure("rejected", CONTROLLING))], f"says: {SHOWN}"),
         ([WELCOME, json_frame(FrameKind.ERROR, 1, DataFailure("rejected", CONTROLLING))], f"says: {SHOWN}"),
         ([WELCOME, json_frame(FrameKind.ERROR, 0, DataFailure("rejected", CONTROLLING))], f"says: {SHOWN}"),
-        ([WELCOME, json_frame(FrameKind.GOODBYE, 0, Goodbye(CONTROLLING))], f"ended the connection: {SHOWN}"),
     ],
-    ids=["instead of a welcome", "of a request", "of the connection", "goodbye"],
+    ids=["instead of a welcome", "of a request", "of the connection"],
 )
 async def test_tcp_reason_names_its_server_and_controls_no_terminal(answers: list[bytes], expected: str) -> None:
     async with listening(*answers) as address:

@@ -16,8 +16,8 @@ from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import (
     HEADER_BYTES,
+    DataFailure,
     FrameKind,
-    Goodbye,
     frame_header,
     json_frame,
     parse_get,
@@ -105,7 +105,7 @@ BAD_ENDS = {
     "dies between frames": b"",
     "sends garbage": b"\x99" * HEADER_BYTES,
     "promises too much": frame_header(FrameKind.SAMPLES, 4, 2**32 - 1),
-    "says goodbye": json_frame(FrameKind.GOODBYE, 0, Goodbye("the machine is sold")),
+    "says goodbye": json_frame(FrameKind.ERROR, 0, DataFailure("unavailable", "the machine is sold")),
 }
 
 

@@ -142,7 +142,7 @@ async def test_ticket_goes_to_another_machine_in_clear_only_with_consent(
         await server.aclose()
 
 
-async def test_goodbye_arrives_over_tls_too(tmp_path: Path, source: LocalDataProvider) -> None:
+async def test_last_error_arrives_over_tls_too(tmp_path: Path, source: LocalDataProvider) -> None:
     tls, certificate = tls_for(tmp_path)
     async with serving(source, tls=tls) as (server, address), asyncio.timeout(BOUND_S):
         client = await TcpDataProvider.open(address, trusting(certificate))
