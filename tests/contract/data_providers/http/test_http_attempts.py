@@ -142,32 +142,11 @@ async def test_http_slow_answers_of_enough_bytes_go_on(folder: Path, monkeypatch
 
 
 SAID: dict[str, tuple[Fault, str]] = {
-    "2^63": (
-        lambda reply: with_header(reply, "Content-Range", f"bytes 0-127/{2**63}"),
-        "answered 206 Status with Content-Range: bytes 0-127/9223372036854775808 to a request for bytes=0-127; "
-        "allowed: bytes FIRST-LAST/SIZE, each of at most 18 digits",
-    ),
-    "no size": (
-        lambda reply: with_header(reply, "Content-Range", "bytes 0-127/*"),
-        "answered 206 Status with Content-Range: bytes 0-127/* to a request for bytes=0-127; allowed: bytes FIRST",
-    ),
-    "none": (
-        lambda reply: replace(reply, headers={}),
-        "answered 206 Status with no Content-Range to a request for bytes=0-127; allowed: bytes FIRST",
-    ),
-    "long": (
+    "an endless header": (
         lambda reply: with_header(reply, "Content-Range", "x\x9b" + "x" * 2000),
         f"with Content-Range: x\\udc9b{'x' * (MAX_SHOWN_CHARS - 2)}… to a request",
     ),
-    "short": (
-        lambda reply: replace(reply, body=reply.body[:-3]),
-        "sent 125 bytes where it announced 128, bytes 0-127 for 0-127",
-    ),
-    "longer": (
-        lambda reply: replace(reply, body=reply.body + b"x"),
-        "promises 129 bytes where it announces 128: bytes 0-127",
-    ),
-    "another version": (
+    "an endless version": (
         lambda reply: with_header(reply, "ETag", "x" * 3000),
         f"and now has 51200 and {'x' * MAX_SHOWN_CHARS}…",
     ),
@@ -175,9 +154,7 @@ SAID: dict[str, tuple[Fault, str]] = {
 
 
 @pytest.mark.parametrize(("fault", "said"), SAID.values(), ids=SAID)
-async def test_http_error_shows_the_range_that_was_sent_and_the_one_wanted(
-    fault: Fault, said: str, folder: Path
-) -> None:
+async def test_http_error_shows_little_of_what_a_server_sent(fault: Fault, said: str, folder: Path) -> None:
     server = Faulty(folder)
     async with http_server(server) as url:
         source = await HttpSource.open([f"{url}/a.bin"], ONE_TRY)
@@ -186,4 +163,3 @@ async def test_http_error_shows_the_range_that_was_sent_and_the_one_wanted(
             await read(source, "a.bin", 0, 128)
         await source.aclose()
     assert said in str(raised.value)
-    assert str(raised.value).startswith(f"{url}/a.bin ")
