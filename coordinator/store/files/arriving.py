@@ -123,8 +123,8 @@ class Arriving:
             await in_thread(self._hash, self.received_bytes - len(self._waiting), self._waiting)
         return Sha256(self._digest.hexdigest())
 
-    async def finish(self, keep: Callable[[], None]) -> None:
-        """Write the rest, make all bytes durable, and call `keep` in the same thread, which names the file.
+    async def finish(self, keep: Callable[[], T]) -> T:
+        """Write the rest, make all bytes durable, and return what `keep` returns, which names the file in that thread.
 
         Raises:
             StoreFailed: the bytes cannot be written or made durable.
@@ -132,11 +132,11 @@ class Arriving:
         await self._syncing.ended()
         offset, rest = self._taken()
 
-        def finish() -> None:
+        def finish() -> T:
             self._write(offset, rest, is_last=True)
-            keep()
+            return keep()
 
-        await in_thread(finish)
+        return await in_thread(finish)
 
     async def abandon(self) -> None:
         """Remove the file."""

@@ -23,7 +23,6 @@ from epochal.coordinator.store.blobs import (
 )
 from epochal.coordinator.store.failures import store_failure
 from epochal.coordinator.store.files.arriving import Arriving, in_thread, piece_bytes
-from epochal.coordinator.store.files.byte_counts import ByteCounts
 from epochal.runtime.files.durable_files import (
     PRIVATE_FOLDER_MODE,
     REAL_DISK,
@@ -60,15 +59,15 @@ class DirectoryBlobs:
         self._disk = disk
         self._numbers = itertools.count()
         self._writer = writer
-        self._counts = ByteCounts(held_bytes)
-        self._arriving_count = 0
-        """Number of blobs that arrive; changed only on the event loop."""
+        self._held_bytes = held_bytes
+        """Changed on the event loop only. A receiver cancelled while its blob is named leaves it to `recount`."""
+        self._arriving: set[Arriving] = set()
         self._naming = threading.Lock()
-        """Held while a blob is named, counted and deleted, which several threads do."""
+        """Held while a blob is named or deleted, which several threads do."""
 
     @property
     def total_bytes(self) -> int:
-        return self._counts.total
+        return self._held_bytes + sum(arriving.received_bytes for arriving in self._arriving)
 
     @classmethod
     async def open(cls, run_dir: Path, max_total_bytes: int, disk: Disk = REAL_DISK) -> "DirectoryBlobs":
@@ -137,13 +136,12 @@ class DirectoryBlobs:
         arriving = Arriving(
             self._folder / _PARTIAL / f"{sha256 or _NEW}{self._writer}.{next(self._numbers)}", self._disk
         )
-        self._arriving_count += 1
+        self._arriving.add(arriving)
         try:
             try:
                 found = await self._receive(sha256, size_bytes, body, arriving, spare_bytes)
             finally:
-                self._arriving_count -= 1
-                self._counts.given_up(arriving)
+                self._arriving.remove(arriving)
             await in_thread(sync_folder, self._path(found).parent, self._disk)
         except BaseException as error:
             await arriving.abandon()
@@ -158,21 +156,21 @@ class DirectoryBlobs:
         async for piece in body:
             check_growth(arriving.received_bytes + len(piece), size_bytes)
             check_room(self.total_bytes + len(piece) + spare_bytes, self._max_total_bytes)
-            self._counts.arrived(arriving, len(piece))
-            await arriving.add(piece, piece_bytes(self._arriving_count))
+            await arriving.add(piece, piece_bytes(len(self._arriving)))
         found = await arriving.digest()
         check_content(sha256, size_bytes, arriving.received_bytes, found)
-        await arriving.finish(partial(self._name, found, arriving))
+        if await arriving.finish(partial(self._name, found, arriving)):
+            self._held_bytes += arriving.received_bytes
         return found
 
-    def _name(self, sha256: Sha256, arriving: Arriving) -> None:
-        """Name a blob whose bytes are durable. The name is durable once its folder is synced."""
+    def _name(self, sha256: Sha256, arriving: Arriving) -> bool:
+        """Name a blob whose bytes are durable; return whether it is new. The name is durable with its folder."""
         path = self._path(sha256)
         make_folder(path.parent, self._disk, PRIVATE_FOLDER_MODE)
         with self._naming:
             is_new = not path.exists()
             arriving.path.replace(path)
-            self._counts.named(arriving, arriving.received_bytes if is_new else 0)
+            return is_new
 
     async def size(self, sha256: Sha256) -> int | None:
         try:
@@ -213,16 +211,19 @@ class DirectoryBlobs:
             raise blob_not_found(sha256) from None
 
     async def delete(self, sha256: Sha256) -> None:
-        await in_thread(self._remove, self._path(sha256))
+        deleted_bytes = await in_thread(self._remove, self._path(sha256))
+        self._held_bytes -= deleted_bytes
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, path: Path) -> int:
+        """Delete a file, and return its size; 0 if there is none."""
         with self._naming, contextlib.suppress(FileNotFoundError):
             size_bytes = path.stat().st_size
             path.unlink()
-            self._counts.deleted(size_bytes)
+            return size_bytes
+        return 0
 
     async def recount(self) -> None:
-        self._counts.recounted(await in_thread(_named_bytes, self._folder))
+        self._held_bytes = await in_thread(_named_bytes, self._folder)
 
     async def held(self) -> frozenset[Sha256]:
         return frozenset(Sha256(path.name) for path in await in_thread(_blob_paths, self._folder))
