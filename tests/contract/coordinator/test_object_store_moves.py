@@ -64,7 +64,7 @@ async def assert_reads(blobs: BlobReader, *data: bytes) -> None:
         assert await blob_bytes(blobs, sha256_hex(piece)) == piece
 
 
-async def test_run_moves_from_its_disk_to_a_bucket_and_holds_all_its_blobs(
+async def test_run_moves_from_its_disk_to_a_bucket_and_holds_all_blobs(
     bucket: Any, s3_url: str, tmp_path: Path
 ) -> None:
     await start_and_keep(tmp_path, None, PIECES[0])
@@ -124,7 +124,7 @@ async def test_folder_under_another_address_is_the_same_one(bucket: Any, s3_url:
     await assert_reads(open_store_reader(str(tmp_path)).blobs, PIECES[0])
 
 
-async def test_run_goes_on_in_another_bucket_once_its_whole_folder_is_copied_there(
+async def test_run_goes_on_in_another_bucket_once_its_folder_is_copied_there(
     bucket: Any, s3_url: str, tmp_path: Path
 ) -> None:
     import obstore
