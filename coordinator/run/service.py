@@ -274,7 +274,7 @@ class CoordinatorService:
         ended = any(isinstance(instruction, SegmentEnded) for instruction in handled.instructions)
         started_s = self._clock.now_s()
         await self._journal.append(handled.run, handled.stimuli, ends_segment=ended, blobs=handled.blobs)
-        self._tell(GroupKept(len(handled.stimuli), self._clock.now_s() - started_s))
+        self._tell(GroupKept(self._clock.now_s() - started_s))
         try:
             await self._journal.open_due_segment()
         except StoreBlocked as blocked:  # the record is kept, and the segment stays due

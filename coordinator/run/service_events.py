@@ -8,9 +8,8 @@ from epochal.coordinator.machine.instructions import Instruction
 
 @dataclass(frozen=True, slots=True)
 class GroupKept:
-    """One journal record was written, of `stimulus_count` stimuli, in `append_s` seconds."""
+    """One journal record was written, in `append_s` seconds."""
 
-    stimulus_count: int
     append_s: float
 
 

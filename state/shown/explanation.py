@@ -73,7 +73,6 @@ class ClientMedians(WireDocument):
     Attributes:
         rounds: number of those rounds in which it had work.
         missed: number of those in which nothing usable came of it.
-        critical_s: time of the critical path that is its own, in all rounds together.
         uploaded_bytes_per_s, downloaded_bytes_per_s: medians of its rates.
     """
 
@@ -81,7 +80,6 @@ class ClientMedians(WireDocument):
     name: str
     rounds: Count
     missed: Count
-    critical_s: Seconds
     document_s: float | None
     replica_s: float | None
     data_s: float | None
@@ -217,7 +215,6 @@ def _medians(
             name=names.get(client_id, ""),
             rounds=len(rows[client_id]),
             missed=sum(row.fate in FAILED_FATES for row in rows[client_id]),
-            critical_s=_rounded(critical[client_id]),
             uploaded_bytes_per_s=_rate([(row.uploaded_bytes, row.upload_s) for row in rows[client_id]]),
             downloaded_bytes_per_s=_rate([(row.downloaded_bytes, row.download_s) for row in rows[client_id]]),
             **{time: _median([_believed(row, time) for row in rows[client_id]]) for time in TIMES},

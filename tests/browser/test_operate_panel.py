@@ -10,7 +10,6 @@ import pytest
 import pytest_asyncio
 
 from epochal.state.phase_names import RunState
-from epochal.state.shown.glossary import PHASES
 from tests.support.bounds import BOUND_S
 from tests.support.browser.browser import opened
 from tests.support.browser.played_answers import Requests
@@ -96,19 +95,6 @@ async def test_invitation_is_shown_once_with_the_command(browser: "Browser", tmp
         await page.reload()
         await page.get_by_role("heading", name="Actions so far").wait_for()
         assert code not in await page.locator("main").inner_text()
-
-
-@pytest.mark.parametrize(("mode", "why"), [("open", "nobody needs an invitation"), ("keys", "takes no invitations")])
-async def test_invite_is_disabled_where_nobody_needs_one(
-    browser: "Browser", tmp_path: Path, mode: str, why: str
-) -> None:
-    async with shown_run(tmp_path, client_count=0, access={"mode": mode}) as run, opened(browser) as (page, complaints):
-        await enter(page, run, run.admin_token)
-        await page.get_by_text(why).wait_for()
-        words = PHASES[RunState.WAITING_FOR_MEMBERS]
-        await page.get_by_text(f"Step 1 of 1,000; phase WaitingForMembers: {words}.").wait_for()
-        assert await page.get_by_role("button", name="Invite…").is_disabled()
-        assert complaints.unexpected == []
 
 
 async def test_every_action_is_listed_with_its_time(browser: "Browser", run: ShownRun) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
-from tests.support.browser.browser import SIZES, opened
+from tests.support.browser.browser import opened
 from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 
@@ -172,12 +172,3 @@ async def test_round_that_is_not_held_is_said_so(browser: "Browser", watched: Wa
         expected = "are not held; held: 0 to 2" if word == "99" else "the last one"
         await page.get_by_text(expected).first.wait_for()
         assert complaints.unexpected == []
-
-
-async def test_waterfall_fits_each_screen(browser: "Browser", watched: Watched) -> None:
-    async with opened(browser, color_scheme="dark") as (page, _):
-        await page.goto(f"{watched.url}#/round")
-        await shown_clients(section(page, "The round under way"))
-        for width, height in SIZES.values():
-            await page.set_viewport_size({"width": width, "height": height})
-            assert await page.evaluate("document.documentElement.scrollWidth") <= width

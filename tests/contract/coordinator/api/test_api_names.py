@@ -4,8 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.coordinator_client.session import ClientProfile, CoordinatorSession
-from epochal.runtime.retry import RetryPolicy
 from epochal.state.messages.requests import JoinRequest
 from epochal.state.wire import to_plain
 from tests.support.drive.served import Served, WireClient, problem
@@ -50,13 +48,6 @@ async def test_key_in_use_names_the_client_that_uses_it(coordinator: Served) -> 
     second = await client.send("POST", "/clients", replace(await client.join_request(), instance="bb"))
     assert problem(second) == "key-in-use"
     assert f"{client.client_id} ('LAB')" in second.json()["detail"]
-
-
-async def test_session_sends_the_name_of_its_profile(coordinator: Served) -> None:
-    client = WireClient(coordinator, 1)
-    profile = ClientProfile(client.key, client.capabilities, name="LAB", software="1.2")
-    await CoordinatorSession(client.api, profile, RetryPolicy(attempts=1), lambda _: None).join()
-    assert await shown(coordinator) == [("LAB", "1.2")]
 
 
 UNSEEN = ["a\x1b[2Jb", "a\u202eb", "a\nb", "a\x00b"]
