@@ -27,7 +27,7 @@ MAX_GAP_BYTES = 16 * 1024
 """Maximum number of unwanted bytes between two ranges that are requested as one."""
 
 
-class Part(NamedTuple):
+class AnswerPart(NamedTuple):
     """A part of an answer: `length` bytes from `offset` on of a file, by its position in the order, to `target`."""
 
     file: int
@@ -135,16 +135,16 @@ def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: Dat
         extents: the places of a request, in the order of the answer.
         files: the dataset's files, in its order.
     """
-    parts: list[Part] = []
+    parts: list[AnswerPart] = []
     target = 0
     for extent in extents:
         length = extent.length * spec.sequence_bytes
-        parts.append(Part(extent.file, files[extent.file].offset_bytes(extent.sequence, spec), target, length))
+        parts.append(AnswerPart(extent.file, files[extent.file].offset_bytes(extent.sequence, spec), target, length))
         target += length
     return ranges_of(parts)
 
 
-def ranges_of(parts: Iterable[Part]) -> list[ByteRange]:
+def ranges_of(parts: Iterable[AnswerPart]) -> list[ByteRange]:
     """Return the ranges that hold these parts, by file and offset."""
     ranges: list[ByteRange] = []
     pieces: list[Piece] = []
@@ -162,10 +162,10 @@ def ranges_of(parts: Iterable[Part]) -> list[ByteRange]:
     return ranges
 
 
-def _cut_long(parts: Iterable[Part]) -> Iterator[Part]:
+def _cut_long(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
     """Yield the parts, those of more than `MAX_RANGE_BYTES` in several."""
     for file, offset, target, left in parts:
         while left:
             length = min(left, MAX_RANGE_BYTES)
-            yield Part(file, offset, target, length)
+            yield AnswerPart(file, offset, target, length)
             offset, target, left = offset + length, target + length, left - length

@@ -30,7 +30,7 @@ from epochal.data_providers.protocol import (
     check_sample_count,
     dataset_fingerprint,
 )
-from epochal.data_providers.providers.ranged import ByteRange, Part, ranges_of, read_ranges
+from epochal.data_providers.providers.ranged import AnswerPart, ByteRange, ranges_of, read_ranges
 from epochal.data_providers.sources.byte_source import (
     MAX_CONCURRENT_READS,
     ByteSource,
@@ -120,12 +120,12 @@ class RecordsDataProvider:
         if self._closed:
             raise InternalError("get_samples after aclose")
         check_sample_count(data_ids)
-        parts: list[Part] = []
+        parts: list[AnswerPart] = []
         size_bytes = 0
         for extent in self.order.locate(data_ids):
             places = self.files[extent.file].places[:, extent.sequence : extent.sequence + extent.length]
             for start, stop in zip(places[::2].T.ravel().tolist(), places[1::2].T.ravel().tolist(), strict=True):
-                parts.append(Part(extent.file, start, size_bytes, stop - start))
+                parts.append(AnswerPart(extent.file, start, size_bytes, stop - start))
                 size_bytes += stop - start
         check_answer_bytes(2 * size_bytes)
         body = np.empty(size_bytes, np.uint8)
@@ -150,7 +150,7 @@ class RecordsDataProvider:
 
         await run_bounded(read_one, wanted, MAX_CONCURRENT_READS)
 
-    def _records_of(self, parts: Sequence[Part], body: bytes) -> list[bytes]:
+    def _records_of(self, parts: Sequence[AnswerPart], body: bytes) -> list[bytes]:
         """Return a tar's records, of the parts of each sample: its `.json` and its `.txt`."""
         records: list[bytes] = []
         for record, text in zip(parts[::2], parts[1::2], strict=True):
@@ -165,7 +165,7 @@ class RecordsDataProvider:
             await self._source.aclose()
 
 
-def _content(part: Part, body: bytes) -> bytes | None:
+def _content(part: AnswerPart, body: bytes) -> bytes | None:
     return body[part.target : part.target + part.length] if part.offset >= 0 else None
 
 
