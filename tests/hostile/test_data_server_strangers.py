@@ -89,7 +89,7 @@ class RoundsGate(OpenGate):
         return client_id.startswith("honest")
 
 
-async def test_fresh_keys_give_way_to_clients_of_a_round_and_take_no_place_of_theirs() -> None:
+async def test_fresh_keys_take_no_place_of_clients_of_a_round() -> None:
     limits = ServerLimits(ConnectionLimits(total=PLACES), shutdown_timeout_s=0.2)
     async with (
         asyncio.timeout(BOUND_S),

@@ -227,8 +227,9 @@ class PlayedRun:
             if held_step == step or outcome is None:
                 stages.fetched_s, stages.held_s = max(from_s, fetched_s), max(from_s, held_s)
             elif client_id in self._received_s:
-                stages.fetched_s = max(from_s, self._received_s[client_id])
-                stages.held_s = max(from_s, self._received_s[client_id] + merge_s)
+                known_s = from_s + self.groups[client.group].round_trip_s  # the outcome is asked for when it is named
+                stages.fetched_s = max(known_s, self._received_s[client_id])
+                stages.held_s = stages.fetched_s + merge_s
             else:
                 stages.read_count = max(0.0, count - 1)
                 lacking.append((client, ((from_s, stages.read_count),)))
