@@ -54,9 +54,10 @@ async def test_results_are_shown_only_after_the_readers_own_commitment(coordinat
 async def test_commitment_wakes_a_reader_that_waits_for_results(coordinator: Served) -> None:
     first, second = await training(coordinator)
     data = await delivered(first)
-    async with asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:  # less than the reader waits if nothing wakes it
         waiting = tasks.create_task(listed(second, wait_s=10.0))
-        await asyncio.sleep(0)
+        for _ in range(50):  # until it waits
+            await asyncio.sleep(0)
         await second.commit(second.result(REPLICA, DIFFERENCE))
     assert waiting.result() == [sha256_hex(data)]
 
