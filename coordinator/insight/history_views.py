@@ -13,7 +13,6 @@ from typing import TypeVar
 from epochal.coordinator.insight.present import moment_of, with_slowest
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.read_side import ReadSide
-from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.run.long_polls import Reader
 from epochal.runtime.connections.token_buckets import TokenBuckets
 from epochal.runtime.worker_thread import Worker
@@ -28,7 +27,6 @@ from epochal.state.messages.history_rows import (
     thinned,
 )
 from epochal.state.refusals import Refusal
-from epochal.state.shown.waiting_words import speed_words
 from epochal.state.wire import canonical_json, sha256_hex
 
 DEFAULT_POINTS = 1024
@@ -116,7 +114,7 @@ class HistoryViews:
         Each part of a long history is merged by itself. The whole, which opens every page, is merged once for all.
 
         Args:
-            viewer: who looks.
+            viewer: who asks.
             first, last: numbers of the first and the last round; None for the last of all.
             points: maximum number of rows.
 
@@ -202,8 +200,7 @@ class HistoryViews:
 
         async def encode() -> bytes:
             last_round, loss, problem = history.detail(history.next - 1), history.loss, insight.health.problem
-            found = await insight.history.explanations.refresh(history, run)
-            why = speed_words(situation_of(run, problem), found.sentence)
+            why = (await insight.history.explanations.refresh(history, run)).sentence
 
             def work() -> bytes:
                 has_clients = slowest != 0

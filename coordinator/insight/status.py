@@ -15,7 +15,7 @@ from epochal.coordinator.run.liveness import Liveness
 from epochal.state.intervals import coalesce, total_batches
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import MAX_DATASETS_IN_STATUS, FailedBatches, FailedData, RunStatus
-from epochal.state.shown.waiting_words import speed_words, waiting_words
+from epochal.state.shown.waiting_words import waiting_words
 
 MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
@@ -66,7 +66,6 @@ def status_of(
     """
     now_s = coordinator.now_s
     run = run.with_parts(replace(run.clock, now_s=now_s))
-    situation = situation_of(run, coordinator.problem)
     return RunStatus(
         run_id=run.state_file.run_id,
         version=version,
@@ -104,8 +103,8 @@ def status_of(
         store_problem=coordinator.problem,
         pausing=run.progress.pause_pending,
         finish_after=run.progress.finish_after,
-        waiting=waiting_words(situation),
-        explanation=speed_words(situation, explanation),
+        waiting=waiting_words(situation_of(run, coordinator.problem)),
+        explanation=explanation,
     )
 
 

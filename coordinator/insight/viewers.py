@@ -1,13 +1,13 @@
 """Viewers of a run, who are sent its news as server-sent events: serialised once for all of them.
 
 Theory of operation. News are frames of bytes in one short ring that all viewers read; each knows only its place in it.
-So memory does not grow with the viewers, and one that is so slow that its place has left the ring is told so, and ends.
-A frame holds the rounds that ended since the one before, and the run document if it has changed. The more viewers wait,
-the longer a frame gathers news, and they are told it some after the others: telling them takes a bounded part of a
+So memory does not grow with the viewers, and one that is so slow that its place has left the ring is sent `dropped`,
+and ends. A frame holds the rounds that ended since the one before, and the run document if it has changed. The more
+viewers wait, the longer a frame gathers news, and they are woken some after the others: this takes a bounded part of a
 processor, however many they are, and never holds up a round.
 
 An event's id names lineage, version and the next round: with it a viewer that comes back is sent the rounds that it has
-missed. Where that is impossible, `reset` tells it to read the whole history again.
+missed. Where that is impossible, it is sent `reset`, after which it reads the whole history again.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from epochal.runtime.http.parameters import MAX_SHOWN_CHARS
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.shown.explanation import RunNow
-from epochal.state.shown.waiting_words import speed_words, waiting_words
+from epochal.state.shown.waiting_words import waiting_words
 from epochal.state.wire import canonical_json
 
 POOLS: Mapping[ReaderKind, Pool] = {
@@ -50,7 +50,7 @@ MAX_STREAM_S = 3600.0
 RECONNECT_MS = 2000
 """Time after which a viewer is asked to come back."""
 VIEWERS_ASKING_PER_S = 40
-"""Number of viewers that may ask for the same again in a second, if all keep to what they are told."""
+"""Number of viewers that may ask for the same again in a second, if all keep to the interval that they are given."""
 MIN_ASK_AGAIN_S = 1
 
 _ID = re.compile(r"([0-9a-f]{1,64})-([0-9]{1,18})-([0-9]{1,18})")
@@ -98,12 +98,12 @@ class Viewers:
         self._shown: Published | None = None
         self._gathering = asyncio.Lock()
         self._gathered_turn = 0
-        """The last turn of telling viewers whose news are in a frame."""
+        """The last turn of waking viewers whose news are in a frame."""
         self._now_of: tuple[object, ...] | None = None
         self._now = b""
-        """What was told last of what the run waits for, and why it is not faster."""
+        """The last event `now`: the run's wait, and why it is not faster."""
         self._next: int | None = None
-        """Number of the first round that no frame has told; None if the history is to be read again."""
+        """Number of the first round that is in no frame yet; None if the history is to be read again."""
         self._openings: OrderedDict[tuple[EventPlace | None, EventPlace, bytes], bytes] = OrderedDict()
         self._places = WaitingPlaces()
         self.dropped_count = 0
@@ -184,7 +184,7 @@ class Viewers:
                 yield b"".join(told)
 
     async def _gather(self, turn: int) -> None:
-        """Return once the news of a turn of telling are in a frame: the first viewer that it wakes makes the frame."""
+        """Return once the news of a turn are in a frame: the first viewer that the turn wakes makes the frame."""
         async with self._gathering:
             if turn > self._gathered_turn:
                 self._gathered_turn = turn
@@ -192,17 +192,18 @@ class Viewers:
                 self._collect()
 
     async def _explain(self) -> None:
-        """Bring the explanation up to date, so that the next frame tells it."""
+        """Bring the explanation up to date for the next frame."""
         history = self._insight.known
         if history is not None:
             await self._insight.history.explanations.refresh(history, self._insight.run)
 
     def _said_now(self) -> bytes:
-        """Return what the run waits for, and why it is not faster, as viewers are told it."""
-        insight = self._insight
+        """Return the event `now`: the run's wait, and why it is not faster."""
+        insight, clock = self._insight, self._insight.run.clock
         now = situation_of(insight.run, insight.health.problem)
-        why = speed_words(now, insight.history.explanations.latest.sentence)
-        return canonical_json(RunNow(waiting_words(now), insight.run.clock.phase_ends_s, why))
+        began = "" if clock.reason == now.hold else clock.reason
+        why = insight.history.explanations.latest.sentence
+        return canonical_json(RunNow(waiting_words(now), clock.phase_ends_s, began, why))
 
     def _collect(self) -> None:
         """Add a frame with what has changed since the last one, if anything has."""

@@ -15,7 +15,7 @@ from epochal.coordinator.machine import (
     access,
     checkpoints,
     datasets,
-    ending,
+    end_of_run,
     membership,
     reports,
     stimuli,
@@ -151,7 +151,7 @@ def _take_command(run: Run, stimulus: AccessCommand) -> Handled:
     members, allowed = run.members, run.state_file.access
     match stimulus:
         case FinishRequested():
-            return run.with_parts(*ending.finish(run.progress, run.clock, run.state_file.config, stimulus)), ()
+            return run.with_parts(end_of_run.finish(run.progress, run.clock, run.state_file.config, stimulus)), ()
         case InvitationMade():
             admissions = access.invite(members.admissions, allowed, stimulus, run.clock.now_s)
         case InvitationRevoked():

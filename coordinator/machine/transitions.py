@@ -24,8 +24,6 @@ from epochal.state.wire import ClientId
 
 DRAIN_ROUNDS = 3
 """Maximum number of rounds after the last step, which attempt only the carried work."""
-END_MOVED = "an operator moved the end of the run"
-"""Why a finished run goes on whose `total_steps` was not raised: the run's reason while it is still finished."""
 FAIR_WARMUP_PART = 0.5
 """Part of `warmup_time` that the others have to get ready once `min_clients` are."""
 
@@ -84,7 +82,7 @@ def _awaits_genesis(run: Run) -> bool:
 
 def _extend(run: Run) -> Move:
     if run.progress.step <= run.last_step:
-        return Move("extended", END_MOVED if run.clock.reason == END_MOVED else "total_steps was raised", run)
+        return Move("extended", f"the last step is {run.last_step} now", run)
     return Move("extended", "an operator released quarantined batches", run)
 
 

@@ -17,7 +17,7 @@ from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import DECIDED, PHASES
-from epochal.state.shown.waiting_words import stands_words, with_limit
+from epochal.state.shown.waiting_words import with_limit
 
 _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
@@ -120,11 +120,8 @@ def _in_words(status: RunStatus) -> list[RenderableType]:
         shown.append(Text(f"The run {visible(with_limit(status.waiting, status.phase_remaining_s))}.", style=style))
     elif status.hold is not None:
         shown.append(Text(f"The run waits: {visible(status.hold)}", style=style))
-    explanation = status.explanation or ""
-    if status.waiting:  # which is said already
-        explanation = explanation.replace(stands_words(status.waiting), "").strip()
-    if explanation:
-        shown.append(Text(visible(explanation), style="dim"))
+    if status.explanation:
+        shown.append(Text(visible(status.explanation), style="dim"))
     return shown
 
 

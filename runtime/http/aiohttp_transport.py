@@ -18,7 +18,7 @@ from epochal.runtime.http.environment_proxies import Proxies
 from epochal.runtime.http.session import Trust, open_session, tls_context
 from epochal.state.errors import EpochalError
 
-SILENT = "the server disconnected without sending a response"
+_SILENT = "the server disconnected without sending a response"
 READ_BYTES = 512 * 1024
 """Number of bytes of a body that wait to be read, before the sender has to wait."""
 _AUTO_HEADERS = ("User-Agent", "Accept", "Accept-Encoding", "Content-Type")
@@ -152,5 +152,5 @@ def _as_httpx(request: httpx.Request) -> Iterator[None]:
             raise error.__cause__ from None
         kind = next(kind for found, kind in _ERRORS if isinstance(error, found))
         cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", error)
-        text = SILENT if isinstance(error, aiohttp.ServerDisconnectedError) else str(cause)
+        text = _SILENT if isinstance(error, aiohttp.ServerDisconnectedError) else str(cause)
         raise kind(text or type(cause).__name__, request=request) from cause

@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
 
+import aiohttp
 import httpx
 
 from epochal.runtime.connections.allowed_addresses import Reach
-from epochal.runtime.http.aiohttp_transport import SILENT, AiohttpTransport
+from epochal.runtime.http.aiohttp_transport import AiohttpTransport
 from epochal.runtime.http.answer_bodies import ACCEPTED_ENCODINGS, bounded_body, whole_response
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.http.session import Trust
@@ -231,7 +232,7 @@ def _reason_of(error: Exception, url: str) -> str:
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes_of(error)):
         return "connection refused"
     reason = str(error) or type(error).__name__
-    is_silent = isinstance(error, httpx.RemoteProtocolError) and SILENT in reason
+    is_silent = any(isinstance(cause, aiohttp.ServerDisconnectedError) for cause in causes_of(error))
     return f"{reason} (does it serve https:// there?)" if is_silent and url.startswith("http:") else reason
 
 

@@ -127,11 +127,13 @@ class RunNow(WireDocument):
     Attributes:
         waiting: says what it waits for, as "waits for …".
         ends_s: when it continues without, on the coordinator's clock; None if it waits without end.
+        began: says why its phase began; "" if `waiting` says that too.
         explanation: says why it is not faster (`SpeedExplanation.sentence`).
     """
 
     waiting: str
     ends_s: float | None
+    began: str
     explanation: str
 
 
@@ -170,7 +172,7 @@ def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> Speed
 def settled_rounds(details: Sequence[RoundDetail]) -> list[RoundDetail]:
     """Return the last rounds to explain: without the newest while it is incompletely reported and others are not.
 
-    Clients tell of an upload with their next result.
+    Clients report an upload with their next result.
     """
     found = list(details)[-MAX_EXPLAINED_ROUNDS - 1 :]
     if len(found) > 1 and any(client.encode_s is not None and client.upload_s is None for client in found[-1].clients):

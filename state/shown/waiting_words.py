@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from epochal.state.phase_names import ROUND_PHASES, RunState
 
-STANDING_PHASES = frozenset({RunState.UNINITIALIZED, RunState.WAITING_FOR_MEMBERS, RunState.PAUSED})
-"""The phases in which a run may stay without end."""
 PAUSABLE_PHASES = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
 """The phases that an operator's pause does not cut short."""
 MAX_NAMED = 4
@@ -59,9 +57,9 @@ class Situation:
 
 def waiting_words(now: Situation) -> str:
     """Return what a run waits for, without its name and without a time: "waits for …"."""
-    said = _words(now)
+    words = _words(now)
     ends_in_pause = now.pausing and now.phase in PAUSABLE_PHASES
-    return f"{said}, and then pauses, as its operator asked" if ends_in_pause else said
+    return f"{words}, and then pauses, as its operator asked" if ends_in_pause else words
 
 
 def _words(now: Situation) -> str:
@@ -86,24 +84,6 @@ def _words(now: Situation) -> str:
             return "is paused, and waits for its operator to resume it"
         case RunState.FINISHED:
             return f"is finished: all {now.total_steps} steps are done"
-
-
-def speed_words(now: Situation, explanation: str) -> str:
-    """Return why a run is not faster: its present stop, if it is stopped, and where the time of its last rounds went.
-
-    Args:
-        now: the run as it is.
-        explanation: a sentence about its last rounds; "" if nothing is known of them.
-    """
-    stands = now.phase in STANDING_PHASES or now.problem is not None or _is_held(now)
-    if not stands or now.phase is RunState.FINISHED:
-        return explanation
-    return f"{stands_words(waiting_words(now))} {explanation}".rstrip()
-
-
-def stands_words(words: str) -> str:
-    """Return one sentence for a stopped run."""
-    return f"The run is stopped: it {words}."
 
 
 def with_limit(words: str, remaining_s: float | None) -> str:

@@ -33,7 +33,7 @@ export class Store {
     this.problem = null;
     /** Who is a member, and how far the round has come. Kept by `follow`. */
     this.present = null;
-    /** { waiting, ends_s, explanation } in the coordinator's words: what the run waits for, and why it is not faster. */
+    /** { waiting, ends_s, began, explanation } in the coordinator's words: its wait, why the phase began, its speed. */
     this.now = null;
   }
 

@@ -130,9 +130,10 @@ export default class RunPanel {
     const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
     const words = this.store.now;
     const waits = words?.waiting ? `the run ${visible(words.waiting)}` : PHASES[run.run_state] ?? run.run_state;
-    const began = words?.waiting?.includes(run.reason) ? "" : ` The phase began with: ${visible(run.reason)}`;
+    const reason = words?.began ?? run.reason;
+    const began = reason ? ` The phase began with: ${visible(reason)}` : "";
     setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.${began}`);
-    setText(this.why, visible((words?.explanation ?? "").replace(`The run is stopped: it ${words?.waiting}. `, ""))); // said above
+    setText(this.why, visible(words?.explanation ?? ""));
     const set = (word, text) => setText(values.get(word), text);
     set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);
     set("epoch", whole(run.epoch));

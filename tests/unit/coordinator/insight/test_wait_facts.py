@@ -8,7 +8,7 @@ from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
 from epochal.state.phase_names import RunState
-from epochal.state.shown.waiting_words import Situation, speed_words, waiting_words, with_limit
+from epochal.state.shown.waiting_words import Situation, waiting_words, with_limit
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client
 
@@ -98,17 +98,6 @@ def test_many_awaited_clients_are_counted() -> None:
 )
 def test_words_for_other_situations(now: Situation, expected: str) -> None:
     assert waiting_words(now).startswith(expected)
-
-
-def test_a_run_that_stands_says_so_before_it_explains_its_rounds() -> None:
-    waits = Situation(RunState.WAITING_FOR_MEMBERS, members=1, needed_first=2)
-    said = speed_words(waits, "61 % of the time is training.")
-    assert said == "The run is stopped: it waits for members: 1 of 2 have joined. 61 % of the time is training."
-    assert speed_words(waits, "").endswith("have joined.")
-    for phase in (RunState.ROUND_TRAIN, RunState.FINISHED):
-        assert speed_words(Situation(phase), "as before.") == "as before."
-    full = speed_words(Situation(RunState.ROUND_TRAIN, problem="disk full"), "")
-    assert full == "The run is stopped: it waits until the coordinator can keep something again: disk full."
 
 
 def test_limit_is_said_if_there_is_one() -> None:

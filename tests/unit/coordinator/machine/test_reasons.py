@@ -202,4 +202,4 @@ def test_finished_run_says_why_it_goes_on() -> None:
     driver.play_round()
     driver.make_checkpoint()
     driver.send(stimuli.ConfigChanged(state_file(config__total_steps=2)))
-    assert "total_steps was raised" in reasons(driver)
+    assert "the last step is 2 now" in reasons(driver)

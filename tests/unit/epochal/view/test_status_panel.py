@@ -164,16 +164,6 @@ def shown_at_80(status: RunStatus) -> str:
     return console.export_text()
 
 
-@pytest.mark.parametrize("rest", ["", " 61 % of the last rounds was training."])
-def test_wait_of_a_run_that_stands_is_said_once(rest: str) -> None:
-    words = "waits for members: 1 of 2 have joined"
-    shown = shown_at_80(
-        replace(status_of(1, None), waiting=words, explanation=f"The run is stopped: it {words}.{rest}")
-    )
-    assert shown.count("1 of 2 have joined") == 1
-    assert rest.strip() in shown
-
-
 def test_name_without_a_place_to_break_is_shown_whole() -> None:
     status = status_of(1, 2.5)
     shown = shown_at_80(replace(status, members=(replace(status.members[0], name="x" * 32),)))

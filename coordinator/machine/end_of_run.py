@@ -5,7 +5,6 @@ from dataclasses import replace
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.run_progress import RunProgress
 from epochal.coordinator.machine.stimuli import FinishRequested
-from epochal.coordinator.machine.transitions import END_MOVED
 from epochal.state.config.state_file import RunConfig
 from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState
@@ -15,10 +14,8 @@ _UNDER_WAY = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, Run
 """Phases in which the present step is not the last one's past: its round is under way, or the run would go on to it."""
 
 
-def finish(
-    progress: RunProgress, clock: PhaseClock, config: RunConfig, event: FinishRequested
-) -> tuple[RunProgress, PhaseClock]:
-    """Return the progress of a run that ends after a step, or, with None, after `total_steps` again; and its clock.
+def finish(progress: RunProgress, clock: PhaseClock, config: RunConfig, event: FinishRequested) -> RunProgress:
+    """Return the progress of a run that ends after a step, or, with None, after `total_steps` again.
 
     A finished run goes on if its end is moved behind what it has done.
 
@@ -31,9 +28,6 @@ def finish(
         allowed = f"allowed: {least} to {most}" if least <= most else f"all {most} steps are done"
         raise Refused(Refusal.NOT_NOW, f"the run cannot end after step {after}; {allowed}")
     if after == progress.finish_after:
-        return progress, clock
+        return progress
     moved = replace(progress, finish_after=after)
-    if moved.step > moved.last_step(most):
-        return moved, clock
-    reason = END_MOVED if clock.phase is RunState.FINISHED else clock.reason
-    return moved.draining_anew(), replace(clock, reason=reason)
+    return moved if moved.step > moved.last_step(most) else moved.draining_anew()

@@ -112,7 +112,7 @@ def test_finished_run_goes_on_once_its_end_is_taken_back() -> None:
         finish(driver, 0)
     finish(driver, None)
     reasons = [item.reason for item in driver.instructions if isinstance(item, PhaseChanged)]
-    assert "an operator moved the end of the run" in reasons
+    assert "the last step is 10 now" in reasons
     play(driver, 9)
     driver.make_checkpoint()
     assert phase(driver) == RunState.FINISHED
