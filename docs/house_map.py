@@ -1,10 +1,12 @@
 """The map on the site's page of the architecture: every folder and every module of the product, each with its head.
 
 The head of a module is the first sentence of its docstring, or of its first comment if it is a script of the page.
+`python -m docs.house_map` prints the map.
 """
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,7 @@ _SENTENCE = re.compile(r".*?[^.](?=\.(?: (?=[A-Z`“\"])|$))", re.DOTALL)
 _SCRIPT_FOLDERS = {
     "coordinator/page/assets": "The scripts and styles of the run's page in a browser",
     "coordinator/page/assets/panels": "The panels of the page, one in each module",
+    "coordinator/page/assets/widgets": "The elements of which panels are made: charts, tables, questions",
 }
 """Heads of the folders that hold no Python. `vendor/` holds the code of others."""
 
@@ -67,3 +70,7 @@ def _folder(folder: str) -> Iterator[str]:
     if modules:
         rows = (f"| `{path.name}` | {head(path)} |" for path in modules)
         yield "\n".join(["| module | what it holds |", "|---|---|", *rows])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{body()}\n")

@@ -4,7 +4,7 @@
 in Warmup, `init_run` opens the client's part of the run: the replica, whose checkpoint is fetched meanwhile, then the
 data, the trainer, and the steps. That may take a while; of the documents that arrive meanwhile the newest is kept. From
 then on every document is offered once to each part that follows the run, in a list: the configuration, the
-data, the replica, the readiness, the checkpoints, the `StepStateMachine`, and the data that are fetched ahead.
+replica, the readiness, the checkpoints, the `StepStateMachine`, and the data that are fetched ahead.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from importlib.resources import files
 from types import MappingProxyType
 from typing import Any
 
-from epochal.state.shown.glossary import NOT_TOLD, PARTS
+from epochal.state.shown.glossary import NOT_REPORTED, PARTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ GLOSSARY: Mapping[str, Word] = MappingProxyType({name: Word(**word) for name, wo
 """The words of a run, in the order of the documentation."""
 WORDS: Mapping[str, str] = MappingProxyType(
     {name: word.means for name, word in GLOSSARY.items()}
-    | {part.label: part.means for part in (*PARTS.values(), NOT_TOLD)}
+    | {part.label: part.means for part in (*PARTS.values(), NOT_REPORTED)}
 )
 """The meaning of each word of a run's views: those of the glossary, and the parts of a client's round."""
 STATUS: Mapping[str, str] = MappingProxyType(

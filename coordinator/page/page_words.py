@@ -1,6 +1,6 @@
 """The modules of the page that are made from the tables of words: what the page calls things is what others call them.
 
-The rule kept here: a word that another program shows as well stands in `runtime` alone.
+The rule kept here: a word that another program shows as well is in `runtime` alone.
 """
 
 import json
@@ -13,12 +13,12 @@ from epochal.runtime.explanations import explanation_of
 from epochal.runtime.glossary import WORDS
 from epochal.state.errors import FailureKind
 from epochal.state.refusals import Refusal
-from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, PHASES, WHOSE_NOBODY
+from epochal.state.shown.glossary import FATES, NOT_REPORTED, PARTS, PHASES, WHOSE_NOBODY
 
 
 def words_module() -> str:
     """Return `words.js`: the words of a run's views, and what they mean."""
-    parts = {name: asdict(part) for name, part in PARTS.items()} | {"unknown": asdict(NOT_TOLD)}
+    parts = {name: asdict(part) for name, part in PARTS.items()} | {"unknown": asdict(NOT_REPORTED)}
     return _module(
         "The words of a run's views, made from the coordinator's own tables.",
         PARTS=parts,
@@ -37,7 +37,7 @@ def kinds_module() -> str:
 
 
 MODULES: Mapping[str, Callable[[], str]] = MappingProxyType({"words.js": words_module, "kinds.js": kinds_module})
-"""What makes each of these modules, by its name."""
+"""The maker of each of these modules, by its name."""
 
 
 def _module(says: str, **tables: Any) -> str:

@@ -41,13 +41,13 @@ PARTS: Mapping[str, PartWords] = MappingProxyType(
         "encode": PartWords("E", "encoding", "Making the result small enough to send."),
         "upload": PartWords("U", "upload", "Sending the result."),
         "check": PartWords("C", "check", "The coordinator, or a checker, checks the result."),
-        "attest": PartWords("A", "attestation", "Waiting for the witnesses to say which results came in time."),
+        "attest": PartWords("A", "attestation", "Waiting until the witnesses attest which results came in time."),
         "download": PartWords("L", "download", "Receiving the other clients' results."),
         "merge": PartWords("M", "merge", "Averaging all results into the model."),
     }
 )
 """The parts of a client's round in their order, by the name that their seconds have in `ClientFigures` (`train_s`)."""
-NOT_TOLD = PartWords("?", "not told", "Time of which the client says nothing, or nothing yet.")
+NOT_REPORTED = PartWords("?", "not reported", "Time of which the client reports nothing, or nothing yet.")
 """Time of a client that is in none of the parts."""
 WHOSE_NOBODY: Mapping[str, str] = MappingProxyType(
     {
@@ -55,7 +55,7 @@ WHOSE_NOBODY: Mapping[str, str] = MappingProxyType(
         "empty": "rounds of which nothing was applied",
         "between": "between epochs",
         "outage": "outages of the coordinator",
-        "unknown": NOT_TOLD.label,
+        "unknown": NOT_REPORTED.label,
     }
 )
 """Time of a run that is in no part of a client's round, by `PartKind`."""

@@ -102,7 +102,7 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         awaited = shown.locator(f"[data-client='{watched.clients[1].client_id}']")
         assert "… awaited: nothing has come yet" in await awaited.inner_text()
         await awaited.get_by_text("usually there after").wait_for()
-        assert "nothing told yet" in str(await awaited.locator(".bars").get_attribute("aria-label"))
+        assert "nothing reported yet" in str(await awaited.locator(".bars").get_attribute("aria-label"))
         assert (
             "its result is being sent"
             in await shown.locator(f"[data-client='{watched.clients[0].client_id}']").inner_text()

@@ -17,9 +17,9 @@ ROOMS = tuple(sorted(path.name for path in (ROOT / "epochal").iterdir() if path.
 """The top-level folders of the repository that are installed inside `epochal`."""
 DEMO_FILES = {"demo_state.toml", "demo_torch_state.toml", "demo_llama.json"}
 OWN_FILES = {
-    "state.py": "raise AssertionError('the user's own state.py')",
-    "coordinator.py": "raise AssertionError('the user's own coordinator.py')",
-    "runtime/__init__.py": "raise AssertionError('the user's own runtime')",
+    "state.py": "raise AssertionError('a module of the user: state.py')",
+    "coordinator.py": "raise AssertionError('a module of the user: coordinator.py')",
+    "runtime/__init__.py": "raise AssertionError('a module of the user: runtime')",
     "trainers/__init__.py": """
 from epochal.trainers.architectures import open_model
 from epochal.trainers.null import NullTrainer

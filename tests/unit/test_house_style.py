@@ -65,6 +65,12 @@ def test_folders_hold_no_more_modules_than_can_be_surveyed(rooms: tuple[str, ...
     assert {folder: count for folder, count in counts.items() if count > bound} == {}
 
 
+def test_no_folder_of_the_page_holds_more_files_than_can_be_surveyed() -> None:
+    counts = Counter(path.parent.name for path in (ROOT / "coordinator/page/assets").rglob("*.*") if path.is_file())
+    assert {"assets", "panels", "widgets"} <= counts.keys()
+    assert {folder: count for folder, count in counts.items() if count > MAX_MODULES_IN_FOLDER} == {}
+
+
 def test_names_of_modules_seldom_need_their_folder() -> None:
     counts = Counter(path.name for path in modules(*PACKAGES) if path.name != "__init__.py")
     shared = sorted(name for name, count in counts.items() if count > 1)

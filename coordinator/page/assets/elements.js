@@ -24,7 +24,7 @@ function asNode(child) {
   return child instanceof Node ? child : document.createTextNode(String(child));
 }
 
-/** Set an element's text if it is another one: so that a screen reader is not told the same again. */
+/** Set an element's text if it is another one: so that a screen reader does not read the same again. */
 export function setText(element, text) {
   const wanted = String(text);
   if (element.textContent !== wanted) element.textContent = wanted;

@@ -9,7 +9,7 @@ const MAX_EVENT_CHARS = 64 * 1024 * 1024;
 export class EventParser {
   #rest = "";
 
-  /** Return the events that are whole with this piece: { kind, id, data }. Comments are none. */
+  /** Return the events that are whole with this piece: { kind, id, data }. Comments are no events. */
   take(piece) {
     this.#rest += piece;
     if (this.#rest.length > MAX_EVENT_CHARS) throw new Error("an event is too long");

@@ -1,4 +1,4 @@
-// What the words of the page mean: shown as a title where a word stands, and in a list below.
+// The meanings of the page's words: shown as the title of a word, and in a list below.
 
 import { h } from "./elements.js";
 import { WORDS } from "./words.js";

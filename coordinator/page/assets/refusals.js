@@ -10,7 +10,7 @@ export function kindLink(kind) {
   return h("a", { href: `help/${KINDS[kind].page}`, target: "_blank", rel: "noopener" }, kind);
 }
 
-/** Return what a kind means in a sentence; what stands in backquotes is code. */
+/** Return the meaning of a kind in a sentence; text in backquotes is code. */
 export function meaning(kind) {
   if (!Object.hasOwn(KINDS, kind)) return [];
   return KINDS[kind].means.split("`").map((text, place) => (place % 2 ? h("code", {}, text) : text));

@@ -44,7 +44,7 @@ export class Rounds {
     return new Rounds(grown);
   }
 
-  /** Return these rows with finer ones in the place of those that stand for the same rounds, as far as these go. */
+  /** Return these rows with finer ones in the place of those that cover the same rounds, as far as these go. */
   refined(finer) {
     const numbers = this.get("number"), end = Math.min(finer.next, this.next);
     const before = numbers.findIndex((number) => number >= finer.get("number")[0]);

@@ -1,4 +1,4 @@
-// What the page knows of the run. Panels read it, and are told when it has changed.
+// The page's knowledge of the run. Panels read it, and are called when it has changed.
 //
 // Memory stays flat however long a tab is open: rows and answers that are kept have a maximum number.
 
@@ -8,7 +8,7 @@ import { POINTS, Rounds } from "./rounds.js";
 
 const HIDDEN_MS = 60_000; // a tab that nobody has seen for so long stops following: others need its connection
 const ASK_AGAIN_MS = 2_000;
-const NOT_YET_MS = 100; // until a poll that could not ask looks again whether it can
+const NOT_YET_MS = 100; // until a poll that could not ask tries again
 const MAX_ASK_AGAIN_MS = 30_000;
 
 export class Store {
@@ -20,7 +20,7 @@ export class Store {
 
   constructor(api) {
     this.api = api;
-    /** Id of the run, and the path of its routes; null until the coordinator has said it. */
+    /** Id of the run, and the path of its routes; null until the coordinator has answered. */
     this.runId = null;
     /** The run document that is published now, and the rows of rounds that have ended. */
     this.document = null;

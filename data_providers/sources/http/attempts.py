@@ -9,6 +9,8 @@ from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavail
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import DataError
 
+RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
+"""Default policy for failures in a row."""
 MAX_ANSWERS_PER_READ = 64
 """Maximum number of answers for one read, as long as each of them has brought some bytes."""
 PASSING_STATUSES = frozenset({200, 206, 403, 404})

@@ -25,7 +25,7 @@ from epochal.data_providers.sources.byte_source import (
     closed_on_failure,
     run_bounded,
 )
-from epochal.data_providers.sources.http.attempts import Attempts
+from epochal.data_providers.sources.http.attempts import RETRY, Attempts
 from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multi_ranges import Servers, plan_groups, range_field, several_body
 from epochal.data_providers.sources.http.range_answers import (
@@ -43,10 +43,9 @@ from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import Backoff, RetryPolicy
 from epochal.state.errors import DataError, InvalidInput
 
-__all__ = ["MAX_CONNECTIONS", "RETRY", "HttpOptions", "HttpSource", "file_names", "without_secrets"]
+__all__ = ["MAX_CONNECTIONS", "HttpOptions", "HttpSource", "file_names", "without_secrets"]
 
 PROBE_BYTES = 1
-RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
 MAX_URLS = 100_000
 HEADERS_VARIABLE = "EPOCHAL_HTTP_HEADERS"
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::[0-9]{1,5})?")

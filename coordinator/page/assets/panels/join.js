@@ -1,6 +1,6 @@
 // How to join: the command for this run at the address at which the reader sees it, and what the machine must have.
 
-import { copyable, quoted } from "../copy.js";
+import { copyable, quoted } from "../widgets/copy.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, counted, visible, whole } from "../format.js";
 
@@ -123,7 +123,7 @@ export default class JoinPanel {
   }
 
   #failed(problem) {
-    if (this.#guide === null) setText(this.said, `The coordinator does not say how to join: ${visible(problem.message)}`);
+    if (this.#guide === null) setText(this.said, `The coordinator does not answer how to join: ${visible(problem.message)}`);
   }
 
   #told(guide) {
@@ -160,7 +160,7 @@ export default class JoinPanel {
       warnings.push("The data server has no TLS: --insecure says that the network may read the samples and the client's ticket for them.");
     }
     if (this.store.api.base.protocol === "https:") {
-      warnings.push("If your browser was told to trust this page's certificate, the client must be told too: --tls-ca FILE.");
+      warnings.push("If your browser was set to trust this page's certificate, the client must trust it too: --tls-ca FILE.");
     }
     return warnings;
   }

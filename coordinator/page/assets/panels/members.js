@@ -1,6 +1,6 @@
 // Every member, in a table that sorts and filters.
 
-import { Grid } from "../grid.js";
+import { Grid } from "../widgets/grid.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, digits, duration, percent, short, visible, whole } from "../format.js";
 import { LEFT, MemberColumns, STATES } from "../members.js";

@@ -1,7 +1,7 @@
 // What an operator does to the run, with the admin token: each action asks first, and says how it went.
 
-import { copyable } from "../copy.js";
-import { ask } from "../dialog.js";
+import { copyable } from "../widgets/copy.js";
+import { ask } from "../widgets/dialog.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { digits, moment, shortId, visible, whole } from "../format.js";
 import { operator } from "../operator.js";

@@ -3,7 +3,7 @@
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, counted, duration, moment, percent, visible, whole } from "../format.js";
 import { glossary } from "../glossary.js";
-import { called, clientLink, isAwaited, legend, patterns, replaceWaterfall, table, waterfall } from "../waterfall.js";
+import { called, clientLink, isAwaited, legend, patterns, replaceWaterfall, table, waterfall } from "../widgets/waterfall.js";
 import { PARTS, PHASES, WHOSE_NOBODY } from "../words.js";
 
 const ASK_AGAIN_MS = 2_000;

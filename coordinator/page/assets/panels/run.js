@@ -1,6 +1,6 @@
 // The run: what it does, how far it is, and how it has gone.
 
-import { Chart, smoothed } from "../chart.js";
+import { Chart, smoothed } from "../widgets/chart.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, clock, digits, duration, moment, percent, short, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
@@ -46,7 +46,7 @@ export function timeToEnd(rounds, steps) {
   return done ? (steps * usual.reduce((sum, { pace, count }) => sum + pace * count, 0)) / done : null;
 }
 
-/** Return how far the run is through its data; "" if nobody has said how many samples they have. */
+/** Return how far the run is through its data; "" if the number of its samples is not known. */
 function passWords(present) {
   const passes = present?.passes ?? null;
   if (passes === null) return "";
@@ -201,7 +201,7 @@ export default class RunPanel {
     this.#draw();
   }
 
-  /** Show this range in all charts, with more rows of it if some of those that are known stand for several rounds. */
+  /** Show this range in all charts, with more rows of it if some of those that are known cover several rounds. */
   async #zoom(range) {
     for (const chart of Object.values(this.#charts)) chart.setRange(range);
     this.#zooming?.abort();

@@ -10,8 +10,9 @@ import epochal.data_providers.sources.http.attempts
 import epochal.data_providers.sources.http.requester
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import read
+from epochal.data_providers.sources.http.attempts import RETRY
 from epochal.data_providers.sources.http.range_answers import MAX_SHOWN_CHARS, MAX_WHOLE_FILE_BYTES
-from epochal.data_providers.sources.http.source import RETRY, HttpOptions, HttpSource
+from epochal.data_providers.sources.http.source import HttpOptions, HttpSource
 from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from tests.support.data.data_http_client import ONE_TRY, TOKENS, Faulty, opened, with_header

@@ -13,11 +13,18 @@ from epochal.run_manager.events import RoundPart
 from epochal.runtime.glossary import WORDS
 from epochal.state.messages.history_rows import ClientFate, ClientFigures
 from epochal.state.shown.critical_path import PartKind
-from epochal.state.shown.glossary import FATES, NOT_TOLD, PARTS, WHOSE_NOBODY
+from epochal.state.shown.glossary import FATES, NOT_REPORTED, PARTS, WHOSE_NOBODY
 from epochal.view.waterfall import PART_WORDS
 
 PAGE = files("epochal.coordinator.page") / "assets"
-SCRIPTS = ("glossary.js", "pieces.js", "waterfall.js", "panels/round.js", "panels/member.js", "panels/run.js")
+SCRIPTS = (
+    "glossary.js",
+    "widgets/pieces.js",
+    "widgets/waterfall.js",
+    "panels/round.js",
+    "panels/member.js",
+    "panels/run.js",
+)
 
 
 def table_of(name: str) -> dict[str, object]:
@@ -29,7 +36,7 @@ def table_of(name: str) -> dict[str, object]:
 
 
 def test_each_part_of_a_round_has_a_letter_of_its_own() -> None:
-    letters = [part.letter for part in (*PARTS.values(), NOT_TOLD)]
+    letters = [part.letter for part in (*PARTS.values(), NOT_REPORTED)]
     assert sorted(letters) == sorted(set(letters))
     assert {len(letter) for letter in letters} == {1}
 
@@ -51,7 +58,7 @@ def test_page_has_the_words_of_the_programs() -> None:
     parts = table_of("PARTS")
     assert {name: part["label"] for name, part in parts.items()} == {  # type: ignore[index]
         **{name: part.label for name, part in PARTS.items()},
-        "unknown": NOT_TOLD.label,
+        "unknown": NOT_REPORTED.label,
     }
     assert (table_of("FATES"), table_of("WORDS")) == (dict(FATES), dict(WORDS))
 

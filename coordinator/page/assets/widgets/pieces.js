@@ -26,7 +26,7 @@ export function piecesOf(client, roundS, isUnderWay) {
     const seconds = client[`${part}_s`];
     if (seconds !== null) add(part, seconds);
     else if (left > 0) {
-      // a client tells how long its upload took with its next result; the coordinator has seen both of its ends
+      // a client reports how long its upload took with its next result; the coordinator has seen both of its ends
       const isUpload = part === "upload" && client.committed_s !== null && client.document_s !== null;
       add(isUpload ? "upload" : "unknown", left);
       left = 0;

@@ -1,6 +1,6 @@
 // Text to copy, with a button that works without the clipboard's permission as well.
 
-import { fill, h, newId, setText } from "./elements.js";
+import { fill, h, newId, setText } from "../elements.js";
 
 /** Return a block of text with a button that copies it: { element, setText(text) }. `label` names it. */
 export function copyable(label, text) {

@@ -1,10 +1,10 @@
 // A waterfall: a row for each client of a round, with a bar for each piece of its time.
 
-import { fill, h } from "./elements.js";
-import { bytes, duration, percent, shortId, visible, whole } from "./format.js";
-import { term } from "./glossary.js";
+import { fill, h } from "../elements.js";
+import { bytes, duration, percent, shortId, visible, whole } from "../format.js";
+import { term } from "../glossary.js";
 import { longest, piecesOf } from "./pieces.js";
-import { FATES, PARTS } from "./words.js";
+import { FATES, PARTS } from "../words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const MIN_LETTER_PERCENT = 2.5;
@@ -33,7 +33,7 @@ export function patterns() {
   return s("svg", { class: "unseen", "aria-hidden": "true", width: 0, height: 0 }, s("defs", {}, ...found));
 }
 
-/** Return what each letter and pattern stands for. */
+/** Return the legend: each letter and pattern with its meaning. */
 export function legend() {
   const shown = Object.entries(PARTS).map(([part, { letter, label }]) =>
     h("li", {}, s("svg", { class: "swatch", "aria-hidden": "true" },
@@ -47,7 +47,7 @@ export function endOf(rows, roundS) {
   return rows.reduce((end, { pieces }) => pieces.reduce((most, { start, seconds }) => Math.max(most, start + seconds), end), roundS) || 1;
 }
 
-const labelOf = ({ part, isOpen }) => (isOpen && part === "unknown" ? "nothing told yet" : PARTS[part].label);
+const labelOf = ({ part, isOpen }) => (isOpen && part === "unknown" ? "nothing reported yet" : PARTS[part].label);
 
 function bar(piece, endS) {
   const { part, start, seconds, isOpen, isBeside = false } = piece;
@@ -75,7 +75,7 @@ export function axis(endS) {
   return s("svg", { class: "axis", "aria-hidden": "true" }, ...shown);
 }
 
-/** Return the slowest part of a client in words, such as "upload 8 s, 61 %, 2.1 MB/s"; "" if nothing is told. */
+/** Return the slowest part of a client in words, such as "upload 8 s, 61 %, 2.1 MB/s"; "" if nothing is reported. */
 export function slowestPart(client, pieces) {
   const found = longest(pieces.filter(({ part }) => part !== "unknown"));
   if (found === null) return "";
@@ -100,7 +100,7 @@ export function isAwaited(client) {
   return client.batches > 0 && client.fate === "missing";
 }
 
-/** Return how a client's work stands: [text, class]. */
+/** Return the state of a client's work: [text, class]. */
 function standing(client, isUnderWay, isTraining) {
   if (isUnderWay && isAwaited(client)) {
     return [client.committed_s === null ? "… awaited: nothing has come yet" : "… awaited: its result is being sent", "missing"];
@@ -142,7 +142,7 @@ export function waterfall(clients, { roundS, trainS, isUnderWay, usual = new Map
         h("span", { class: "quiet" }, [`${whole(client.batches)} batches`, came].filter(Boolean).join(", ")),
         slow ? h("span", { class: "slow" }, `longest: ${slow}`) : null,
         client.detail ? h("span", { class: "quiet" }, h("bdi", {}, visible(client.detail))) : null),
-      s("svg", { class: "bars", role: "img", "aria-label": said.join(", ") || "nothing is told yet" }, ...pieces.flatMap((piece) => bar(piece, endS)), ...lines));
+      s("svg", { class: "bars", role: "img", "aria-label": said.join(", ") || "nothing is reported yet" }, ...pieces.flatMap((piece) => bar(piece, endS)), ...lines));
   });
   return h("div", { class: "waterfall" }, axis(endS), h("ol", {}, items));
 }

@@ -1,7 +1,7 @@
 // A line chart: zoomed with the pointer or by buttons, with linear or logarithmic axis, and the same as a table.
 
 /* global uPlot */
-import { fill, h, newId, setText } from "./elements.js";
+import { fill, h, newId, setText } from "../elements.js";
 
 const EMPTY = "No values yet.";
 const TABLE_ROWS = 50;
@@ -42,7 +42,7 @@ export class Chart {
    * @param {Element} element takes the chart.
    * @param {Object} options title; series: [{ label, colour, line: "solid" | "dashed" | "dotted", width, points }];
    *   format(value) and formatX(value) as text; spaceX: pixels between two of these; isLog; isWhole: whether all values
-   *   are whole numbers; xName; zoomed(range) is told the range that is shown, null for all.
+   *   are whole numbers; xName; zoomed(range) is called with the range that is shown, null for all.
    */
   constructor(element, options) {
     this.options = { isLog: false, formatX: String, xName: "step", ...options };

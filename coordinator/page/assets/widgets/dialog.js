@@ -1,6 +1,6 @@
 // A question before something is done. The browser's own dialog keeps the focus, and gives it back.
 
-import { h, newId } from "./elements.js";
+import { h, newId } from "../elements.js";
 
 /**
  * Ask whether to do something, and return whether it is wanted. Escape, and leaving the dialog, say no.

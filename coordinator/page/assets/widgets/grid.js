@@ -4,7 +4,7 @@
 // arrow keys, PageUp, PageDown, Home and End move the active cell, and Enter opens its row. Each column's header is a
 // button that sorts.
 
-import { fill, h, newId, setText } from "./elements.js";
+import { fill, h, newId, setText } from "../elements.js";
 
 const OVERSCAN = 10; // rows above and below those in sight: what is scrolled to is there before it is seen
 const REST_MS = 100; // after which those around them follow, when it has scrolled fast
@@ -43,7 +43,7 @@ export class Grid {
    * @param {string} label the grid's name.
    * @param {Object[]} columns see above; the first one's cells are links.
    * @param {function(number): string} addressOf where a row leads.
-   * @param {string} empty what is said where there is no row.
+   * @param {string} empty the text that is shown where there is no row.
    */
   constructor(label, columns, addressOf, empty) {
     this.columns = columns;
