@@ -91,13 +91,13 @@ class DataFindings:
 
 
 async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: int = LOOK_BYTES) -> DataFindings:
-    """Look at some of a provider's data, as a round would; of a mix, at some of each source.
+    """Read and check some of a provider's data, as a round would; of a mix, some of each source.
 
-    A data server's are not looked at: it did so at its start.
+    A data server's are not read: it did so at its start.
 
     Args:
         provider: delivers the data; not closed here.
-        needs: what the run needs of them.
+        needs: the run's requirements of them.
         budget_bytes: approximate number of bytes of tokens to read. A few samples are read even if they are larger.
 
     Raises:

@@ -142,7 +142,7 @@ class Handlers:
             raise Refused(Refusal.STORE_FAILED, "the run is not being served yet, or no longer")
 
     def check_store(self, client_id: ClientId | None) -> None:
-        """Tell a reader who has waited for news in vain that none can come.
+        """Refuse a reader who has waited for news in vain, if none can come.
 
         Raises:
             Refused: `store-failed` when the store has failed; to a member also while it is blocked.
@@ -244,7 +244,7 @@ class Handlers:
     async def wait_published(
         self, after: int, lineage: str | None, wait_s: float, *, is_stranger: bool = False
     ) -> Published | None:
-        """Return the published document once it is newer, or None after `wait_s`; tell many strangers later."""
+        """Return the published document once it is newer, or None after `wait_s`; many strangers are answered later."""
         bounded_s = self._bounded_wait_s(wait_s)
         return await self.service.readers.wait_published(after, lineage, bounded_s, is_stranger=is_stranger)
 
@@ -263,7 +263,7 @@ class Handlers:
         return found
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float, reader: Reader) -> messages.ResultsPage:
-        """Return verified results of the round under way, as the reader may see them; tell many strangers later."""
+        """Return the round's verified results, as the reader may see them; many strangers are answered later."""
         return await self.service.readers.wait_results(step, attempt, after, self._bounded_wait_s(wait_s), reader)
 
     def check_revealed(self, client_id: ClientId, sha256: Sha256) -> None:

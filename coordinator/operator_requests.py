@@ -1,4 +1,4 @@
-"""Requests of an operator about who may join, and what it is shown of them."""
+"""Requests of an operator about who may join, and their answers."""
 
 import re
 import secrets

@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 ADMIN_REFRESH_S = 2.0
-"""Time between two looks whether another coordinator of the run was started with `--new-admin-token`."""
+"""Time between two checks whether another coordinator of the run was started with `--new-admin-token`."""
 FAREWELL_S = 3.0
 """Time from a failure of the store to the end of the process, in which requests are answered with the reason."""
 
@@ -68,7 +68,7 @@ class ServeOptions:
         new_coordinator_key: whether to replace the key that signs tokens and tickets.
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
-        notified: told what `[notify]` asks for.
+        notified: receive the notices that `[notify]` asks for.
         advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
 

@@ -137,7 +137,7 @@ class StoredBlobs:
             found = origin_of(url)
             has_user = "@" in urlsplit(url).netloc
         except ValueError as error:
-            raise InvalidDocument(f"the coordinator leads to a URL that is none: {error}") from error
+            raise InvalidDocument(f"the coordinator leads to an invalid URL: {error}") from error
         if has_user:  # they would be sent as a header
             raise InvalidDocument(f"the coordinator leads to {found} with a name and a password")
         if not is_of_origin(url, self._origins):
@@ -192,7 +192,7 @@ class StoredBlobs:
         try:
             request = self._http.build_request("GET", url, headers=headers, timeout=timeout)
         except (ValueError, httpx.InvalidURL) as error:
-            raise InvalidDocument(f"the coordinator leads to a URL that is none: {error}") from error
+            raise InvalidDocument(f"the coordinator leads to an invalid URL: {error}") from error
         try:
             async with streamed(self._http, request) as answer:
                 if answer.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:

@@ -1,7 +1,7 @@
 """The encoding of prepared files: what `epochal prepare` writes into a manifest, compared with a run.
 
-The rule kept here: data that are known to be another tokenizer's are refused before a round, whatever their tokens look
-like; nothing is concluded about files whose manifest does not say it.
+The rule kept here: data that are known to be another tokenizer's are refused before a round, whatever their tokens;
+nothing is concluded about files whose manifest does not name a tokenizer.
 """
 
 import re

@@ -3,7 +3,7 @@
 What will be needed is only expected: the run document names a provisional next round. So the rules kept here are:
 
 - Nothing is fetched before the present round's own samples are there (`hold_back`, `release`).
-- A round's real assignment alone decides what is needed; what is held of it is taken, by data index.
+- A round's real assignment alone decides what is needed; samples of it that are held are taken, by data index.
 - An error is silent, because the real request raises it.
 - No more than `max_bytes` are kept. What turns out not to be needed is thrown away, and counted.
 """

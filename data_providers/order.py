@@ -105,7 +105,7 @@ class DataOrder(Generic[File]):
         fingerprint: 64 hex characters; of plain tokens over the files' names, sizes and known contents, the token
             size, sequence length and shuffle.
         contents: the files' contents, as far as manifests name them.
-        identified_by: in words, by what of the files the fingerprint tells them from others.
+        identified_by: in words, the property of the files that the fingerprint covers.
 
     Raises:
         CorruptData: no file holds a whole sample, or two have the same name. The fault of the data's owner.

@@ -223,7 +223,7 @@ class DataProvider(Protocol):
     def fingerprint(self) -> str:
         """64 hex characters, equal for two providers exactly if they deliver the same samples in the same order.
 
-        A provider may also have a `description` (a `DatasetDescription`), by which messages tell how two datasets
+        A provider may also have a `description` (a `DatasetDescription`), by which messages explain how two datasets
         differ. It may have `is_at_hand`, True if its samples are available at once: then none are fetched ahead.
         """
         ...

@@ -80,7 +80,7 @@ class Readiness:
             now = document.data_fingerprint or "none yet"
             self._warn(
                 f"the client's dataset has fingerprint {self._provider.fingerprint}, the run's now has {now}; "
-                "how they differ is said after the round"
+                "how they differ is reported after the round"
             )
 
     async def ensure(self, step: int) -> None:

@@ -93,7 +93,7 @@ _PHASE_NEWS = {
 class DueStep:
     """The step that a document asks for, with the parts of the document that the step depends on.
 
-    When one of them changes, the step starts again. None stands for a part on which the step does not depend.
+    When one of them changes, the step starts again. None marks a part on which the step does not depend.
     """
 
     name: StepName
@@ -127,7 +127,7 @@ def news_of(document: RunDocument, last_round: RoundHead | None) -> News:
 
 
 def goes_on(before: DueStep | None, due: DueStep) -> bool:
-    """Return whether the step that was due before goes on.
+    """Return whether the step that was due before continues.
 
     A client whose turn to write the checkpoint is over continues its upload.
     """

@@ -67,7 +67,7 @@ class SharedThreads:
 async def finished(call: Callable[[], _T]) -> _T:
     """Return what a blocking call returns, made in one of the event loop's threads.
 
-    If the caller is cancelled, it is told when the call has ended: a thread that changes something does so no longer.
+    If the caller is cancelled, the cancellation is raised when the call has ended: its thread changes nothing any more.
     """
     running = asyncio.get_running_loop().run_in_executor(None, call)
     try:

@@ -45,7 +45,7 @@ class DatasetDescription(WireDocument):
         shuffle: "" for the files' own order, else a short name of the shuffle's key.
         file_count, total_bytes: over all of its files.
         files: the first of them by name, at most `MAX_DESCRIBED_FILES`.
-        identified_by: by what of the files the fingerprint tells them from others, such as "contents".
+        identified_by: the property of the files that the fingerprint covers, such as "contents".
     """
 
     kind: ShortText

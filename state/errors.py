@@ -112,7 +112,7 @@ class Unsupported(EpochalError):
     Args:
         source: the file, or who asked.
         mistakes: each place, its value and what is allowed there.
-        verdict: what is said of them all.
+        verdict: one sentence on all of them.
     """
 
     def __init__(self, source: str, mistakes: tuple[Mistake, ...], verdict: str = "not supported yet") -> None:

@@ -130,7 +130,7 @@ class Costs:
         step_s: seconds for one parameter of a merge's outer step.
         hash_s: seconds to hash one byte.
         message_s: processor time of the coordinator for a message and its answer.
-        commit_s: seconds until what a coordinator was told is kept.
+        commit_s: seconds until a message that a coordinator received is durable.
         begin_s: seconds of a client from a round's document to its first local step, without any of the above.
         slow_start: whether connections begin slowly, as TCP does on a long way.
     """

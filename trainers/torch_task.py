@@ -98,7 +98,7 @@ class TaskModel:
         options: where and how its learners compute.
 
     Raises:
-        InvalidInput: the class cannot make its model from the spec, or the model is none that clients can share.
+        InvalidInput: the class cannot make its model from the spec, or clients cannot share the model.
     """
 
     def __init__(self, kind: type[TorchTask], spec: ModelSpec, options: TorchOptions) -> None:
@@ -168,7 +168,7 @@ def built(task: TorchTask, device: torch.device) -> torch.nn.Module:
     """Build the task's model on a device, with parameters in float32.
 
     Raises:
-        InvalidInput: the class cannot make its model, or the model is none that clients can share.
+        InvalidInput: the class cannot make its model, or clients cannot share the model.
         RuntimeError, MemoryError: torch failed, as on a device without enough memory.
     """
     name = f"{_name_of(type(task))}.build_model"

@@ -100,7 +100,7 @@ class ChatTemplate:
         """Return the conversation's text, and the places in it that are learnt.
 
         Raises:
-            CorruptData: the template refuses the conversation, or it cannot be told what is learnt.
+            CorruptData: the template refuses the conversation, or it is not clear which tokens are learnt.
         """
         for place, part in conversation.parts:
             if found := next(filter(None, map(_RESERVED.search, texts_in(part))), None):

@@ -1,6 +1,6 @@
 """The coordinator's REST service as a FastAPI application. Its routes only translate between HTTP and the handlers.
 
-What every request passes through, and the hot routes, stand before the framework: each of its layers takes time, and
+The layers that every request passes, and the hot routes, come before the framework: each of its layers takes time, and
 memory for a request that waits.
 """
 

@@ -83,7 +83,7 @@ _GAUGES: _Rows = (
         "Those without a token.",
         lambda seen: seen.polls.count_of(ReaderKind.STRANGER),
     ),
-    ("coordinator_viewers", "Viewers that are told the run's news as events.", lambda seen: seen.viewers.count),
+    ("coordinator_viewers", "Viewers that are sent the run's news as events.", lambda seen: seen.viewers.count),
 )
 _COUNTERS: _Rows = (
     ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
@@ -94,7 +94,7 @@ _COUNTERS: _Rows = (
     ),
     (
         "coordinator_viewers_dropped",
-        "Viewers that read events too slowly, were told so and dropped.",
+        "Viewers that read events too slowly and were dropped.",
         lambda seen: seen.viewers.dropped_count,
     ),
 )

@@ -4,8 +4,8 @@ A client's requests reach another coordinator each time, and what one has kept t
 request first waits until this one knows all that was kept before. Polls of the run document are not among them: they
 wait for what is newer anyway. (They are marked, too, while the store is known to be out of reach: `long_poll`.)
 
-Where the store cannot be asked, what is known is told as it was, marked `Epochal-Stale`; but nobody is told that
-something is not there, or not allowed, and nothing is accepted: such requests are refused with `store-failed`.
+Where the store cannot be asked, the last known answer is sent, marked `Epochal-Stale`; but no answer says that
+something does not exist, or is not allowed, and nothing is accepted: such requests are refused with `store-failed`.
 """
 
 from starlette.datastructures import Headers, MutableHeaders

@@ -172,7 +172,7 @@ def _add_origin(router: APIRouter, handlers: Handlers) -> None:
 
 
 def health_routes(handlers: Handlers, notes: Callable[[], Iterable[str]]) -> APIRouter:
-    """Return the routes that tell whether the process is alive and ready.
+    """Return the routes that report whether the process is alive and ready.
 
     Args:
         handlers: the coordinator.

@@ -25,7 +25,7 @@ class ViewerAccess:
     def check(self, run_id: str, token: str | None) -> None:
         """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
 
-        A member that looks is not heard by it: its client may be gone while its page is open.
+        A member that views the page does not count as alive by that: its client may be gone while its page is open.
 
         Args:
             run_id: in the request's path.
@@ -41,7 +41,7 @@ class ViewerAccess:
             self._handlers.check_admin(token)
 
     def viewer(self, run_id: str, token: str | None, host: str) -> Reader:
-        """Return who looks: the operator, a member, or a stranger, who may show any other token. Raise as `check`.
+        """Return the viewer: the operator, a member, or a stranger, who may show any other token. Raise as `check`.
 
         Args:
             run_id: in the request's path.

@@ -29,7 +29,7 @@ def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
 
 
 class _LastOutcome:
-    """The results of the outcome that was looked at last, by client: thousands of deliveries look at the same one."""
+    """The results of the outcome that was read last, by client: thousands of deliveries ask for the same one."""
 
     def __init__(self) -> None:
         self._outcome: Outcome | None = None

@@ -86,7 +86,7 @@ class RecentResults:
         return read
 
     async def _read(self, sha256: Sha256, size_bytes: int) -> bytes | None:
-        """Return the bytes of a result that is held; None if it is lost, which a request for it alone tells."""
+        """Return the bytes of a result that is held; None if it is lost, which a request for it alone reports."""
         try:
             if await self._blobs.size(sha256) != size_bytes:
                 return None

@@ -13,11 +13,11 @@ from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
 
 MAX_LOOKS = 64
-"""Maximum number of looks under way."""
+"""Maximum number of checks under way."""
 MAX_READS = 1
 """Number of blobs that are read at a time for this."""
 LOOK_WAIT_S = 30.0
-"""Maximum time after which a request is answered for which somebody looks; a client waits for 60 s."""
+"""Maximum time after which a request that waits for a check is answered; a client waits for 60 s."""
 
 
 class ObjectLooks:

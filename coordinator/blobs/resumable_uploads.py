@@ -149,7 +149,7 @@ class _Upload:
         self.task.result()
 
     def take_over(self) -> None:
-        """Let a new request go on: the one that brings bytes now, if any, brings none any more."""
+        """Hand the upload to a new request; the old one stops."""
         if self._source is not None:
             self._leave(self._source, Refused(Refusal.BODY_INCOMPLETE, "a new request goes on with this upload"))
 
@@ -312,7 +312,7 @@ class ResumableUploads:
             await asyncio.wait(remaining, timeout=END_S)
 
     def _open(self, client_id: ClientId, sha256: Sha256) -> _Upload | None:
-        """Return an upload that can be gone on with; None if there is none."""
+        """Return an upload that can be resumed; None if there is none."""
         upload = self._uploads.get((client_id, sha256))
         return None if upload is None or upload.has_ended else upload
 

@@ -174,7 +174,7 @@ def _waited(metrics: ResultMetrics) -> float | None:
 
 
 def _with_work(figures: ClientFigures, metrics: ResultMetrics) -> ClientFigures:
-    """Return a client's figures with what it says of its work until its result was ready."""
+    """Return a client's figures with those that it reports of its work until its result was ready."""
     data_s, work = _waited(metrics), metrics.work
     figures = replace(figures, data_s=_known(data_s))
     if work is None:

@@ -1,6 +1,6 @@
 """The figures of each member since it was first seen: a part of the projection, and a fold like it.
 
-It is made from what the machine tells of members and rounds, and nothing of it is in the run.
+It is folded from the machine's instructions about members and rounds; the run holds no part of it.
 """
 
 from collections.abc import Iterable
@@ -115,7 +115,7 @@ class MemberBook:
         self._forget()
 
     def take_metrics(self, ended: EndedRound) -> None:
-        """Take in what the members said of an applied round with their results."""
+        """Take in the figures that the members reported with their results of an applied round."""
         commitments = plain(ended.round.results.commitments)
         for client_id in ended.round.results.verified:
             known, metrics = self._known.get(client_id), commitments[client_id].metrics

@@ -1,4 +1,4 @@
-"""The rows of a run's members: the present, and what its history says of them."""
+"""The rows of a run's members: their present, and their figures in the run's history."""
 
 import math
 from collections import defaultdict
@@ -31,7 +31,7 @@ def member_rows(
     Args:
         run: at the present time.
         details: its last rounds.
-        book: what its history says of its members.
+        book: the figures of its members in its history.
         silent_s: seconds since each of these members was last heard.
         gone: those that have left.
     """
@@ -78,7 +78,7 @@ def _row_of(
     Args:
         run: at the present time.
         member: of the run.
-        known: what its history says of it.
+        known: its figures in the run's history.
         lately: its part of the last rounds.
         silent_s: seconds since it was last heard.
         weights: of all members.

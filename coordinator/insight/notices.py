@@ -1,7 +1,7 @@
 """Notices of a run, as they were raised and delivered: restarts and other coordinators of the run know them.
 
 The rules kept here: of a kind the newest notice is kept; another one of that kind takes its place only after
-`[notify] period_s`; what happens once is told once.
+`[notify] period_s`; a single event is reported once.
 """
 
 from collections.abc import Iterable

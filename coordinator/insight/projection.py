@@ -1,8 +1,8 @@
 """The projection of a run: all that is shown and recorded of it, folded from the journal's records.
 
-The rule kept here: it depends on nothing but what the machine tells of rounds, of members, of operators and of reports,
-in its order, and on the limits below. So it is the same whether a coordinator has kept it all along, or somebody reads
-it from the journal, with a proof in the place of its beginning or without.
+The rule kept here: it depends on nothing but the machine's instructions about rounds, members, operators and reports,
+in their order, and on the limits below. So it is the same whether a coordinator has kept it all along, or somebody
+reads it from the journal, with a proof in the place of its beginning or without.
 """
 
 import base64
@@ -58,7 +58,7 @@ RATED_ROUNDS = 16
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
 Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | Recorded
-"""What the machine tells that is taken into a projection."""
+"""Instructions of the machine that are taken into a projection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class _Encoded(WireDocument):
 
 
 class _KeptDetail:
-    """A round with its clients, to which they add their times when they tell them.
+    """A round with its clients, to which their times are added when they report them.
 
     Attributes:
-        told_count: number of times that were taken in.
+        told_count: number of reports that were taken in.
     """
 
     def __init__(self, detail: RoundDetail) -> None:
@@ -90,7 +90,7 @@ class _KeptDetail:
 
     @property
     def detail(self) -> RoundDetail:
-        """The round, with what was told of it so far."""
+        """The round, with the times that were reported so far."""
         if self._told:
             told, self._told = self._told, {}
             clients = tuple(
@@ -101,7 +101,7 @@ class _KeptDetail:
         return self._detail
 
     def tell(self, client_id: ClientId, times: LaterTimes) -> None:
-        """Take in what a client says, if it was in the round."""
+        """Take in the times that a client reports, if it was in the round."""
         if self._client_ids is None:
             self._client_ids = frozenset(ClientId(client.client_id) for client in self._detail.clients)
         if client_id in self._client_ids:
@@ -147,7 +147,7 @@ class Projection:
         return self._kept[0].number if self._kept else self.next
 
     def take(self, instructions: Iterable[Instruction], version: int) -> list[RoundDetail]:
-        """Add what was told with a stimulus; return the rounds that ended with it.
+        """Take in the instructions of one stimulus; return the rounds that ended with it.
 
         Args:
             instructions: the stimulus gave.
@@ -170,7 +170,7 @@ class Projection:
         return ended
 
     def tell(self, told: TimesTold) -> None:
-        """Take in what a client says of a round, if its clients' figures are held."""
+        """Take in the times that a client reports of a round, if its clients' figures are held."""
         self.book.transferred(told.client_id, told.times.uploaded_bytes, told.times.downloaded_bytes)
         name = told.times.step, told.times.attempt
         kept = next((kept for kept in reversed(self._kept) if kept.name == name), None)
@@ -244,7 +244,7 @@ class Projection:
             self._detailed_clients -= self._kept.popleft().client_count
 
     def between(self, first: int, last: int) -> list[RoundFigures]:
-        """Return the rows that stand for any of the rounds from `first` to `last`, both included."""
+        """Return the rows of the rounds from `first` to `last`, both included; a merged row covers several."""
         begin = bisect_right(self.rows, first, key=lambda row: row.next_number)
         return self.rows[begin : max(begin, bisect_right(self.rows, last, key=lambda row: row.number))]
 
@@ -259,12 +259,12 @@ class Projection:
         return [kept.detail for kept in islice(self._kept, first, None)]
 
     def is_told(self, number: int) -> bool:
-        """Whether as many times were told of a round as it had clients."""
+        """Whether as many clients have reported their times of a round as it had."""
         kept = self._kept_of(number)
         return kept is not None and kept.told_count >= kept.client_count
 
     def told_count(self, number: int) -> int:
-        """Return how many times were told of a round since it ended, as far as they are counted."""
+        """Return how many clients have reported their times of a round since it ended, as far as they are counted."""
         kept = self._kept_of(number)
         return 0 if kept is None else kept.told_count
 

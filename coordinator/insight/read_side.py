@@ -75,7 +75,7 @@ class ReadSide:
         return self._service.liveness.silent_s(client_id, now_s)
 
     def status(self) -> RunStatus:
-        """Return the run as an operator sees it; what the projection tells is missing while it is read."""
+        """Return the run as an operator sees it; figures of the projection are missing while it is being read."""
         service, projection = self._service, self.known or Projection()
         coordinator = Coordinating(
             now_s=service.now_s(),

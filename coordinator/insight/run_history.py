@@ -76,7 +76,7 @@ class RunHistory:
         return self._read is None and self._problem is not None
 
     def take(self, instructions: Iterable[Instruction], kept: Kept) -> None:
-        """Add what was told with a stimulus, once it is kept.
+        """Take in the instructions of one stimulus, once it is kept.
 
         Args:
             instructions: the stimulus gave.

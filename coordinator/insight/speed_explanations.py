@@ -47,5 +47,5 @@ class SpeedExplanations:
 
     @staticmethod
     def _name(history: Projection, run: Run) -> tuple[str, int, bool]:
-        """Return what an explanation depends on: the last round, and whether its clients have told of it."""
+        """Return the key of an explanation: the last round, and whether its clients have reported their times."""
         return run.identity.lineage, history.next, history.is_told(history.next - 1)

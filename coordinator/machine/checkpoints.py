@@ -261,7 +261,7 @@ def _asked_for(models: RunModels, step: int) -> Checkpointing:
 
 
 def _with(run: Run, making: Checkpointing) -> Handled:
-    """Return the run with what is now known of its checkpoint, kept if that verifies it."""
+    """Return the run with its checkpoint in the making as it is now, kept if that verifies it."""
     models = run.models
     found = _verified_ref(models, run.members, making)
     if found is None:

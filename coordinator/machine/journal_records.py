@@ -19,7 +19,7 @@ class JournalRecord:
     Attributes:
         sequence: its number: 1, 2, 3, … over the whole run.
         body: it, as JSON.
-        version: of the run document that was published after it; 0 where a journal does not tell. The body says it too.
+        version: of the run document that was published after it; 0 where a journal lacks it. The body holds it too.
         blobs: small blobs that the run needs from it on, kept in its transaction; they are no part of what is read
             back.
     """

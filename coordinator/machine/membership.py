@@ -73,7 +73,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
 def _unexpired(members: RunMembers, now_s: float) -> Mapping[str, float]:
     """Return the used nonces without the expired ones before the first that has not expired.
 
-    Nonces are used in about the order in which they expire, so that nearly all are found without a look at the others:
+    Nonces are used in about the order in which they expire, so that nearly all are found without reading the others:
     a join must stay cheap among thousands of members.
     """
     used = members.used_nonces

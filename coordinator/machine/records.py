@@ -118,7 +118,7 @@ def replay_tail(
     Args:
         known: the run before.
         records: those that follow, and perhaps some that do not.
-        watch: hears of each stimulus.
+        watch: called with each stimulus.
         anew: compute every document from the run alone, as an audit does, instead of from the one before, too.
     """
     run, document, sequence = known.run, known.document, known.sequence
@@ -133,7 +133,7 @@ def replay_tail(
 
 
 def replay_unchecked(run: Run, records: Sequence[JournalRecord], watch: Watch) -> Run:
-    """Return the run after the records that follow it, without a look at what was published: several times as fast.
+    """Return the run after the records that follow it, without comparing published documents: several times as fast.
 
     Raises:
         StoreFailed: an entry cannot be read, follows other rules, or holds a stimulus that is refused.

@@ -44,7 +44,7 @@ class Run(Composed, WireDocument):
     """The whole run.
 
     Attributes:
-        identity: what it is: its state file, its names, and the proof of what of its journal was compacted.
+        identity: its state file, its names, and the proof of the compacted part of its journal.
         clock: what time it is, and since when and until when the run is in its phase.
         progress: its epoch and step, and where it ends.
         work: the batches that are applied, and those that are still to be.
@@ -151,7 +151,7 @@ _NAMES: dict[type, str] = {
 
 
 class _Unready(Collection[ClientId]):
-    """The members that are not ready; none is looked at before it is asked for."""
+    """The members that are not ready, found only as they are iterated."""
 
     def __init__(self, members: Mapping[ClientId, Member]) -> None:
         self._members = members

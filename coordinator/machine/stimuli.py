@@ -247,7 +247,7 @@ class EvaluationReported:
 
 @dataclass(frozen=True, slots=True)
 class NoticeRaised:
-    """Something happened that `[notify]` says somebody is to be told.
+    """Something happened for which `[notify]` asks for a notice.
 
     Attributes:
         subject: of notices that are sent once.
@@ -263,7 +263,7 @@ class NoticeRaised:
 
 @dataclass(frozen=True, slots=True)
 class NoticeSettled:
-    """A webhook has the newest notice of this kind, or does not take it; `raised_s` tells that it is the newest."""
+    """A webhook has the newest notice of this kind, or does not take it; `raised_s` identifies the newest."""
 
     kind: NoticeKind
     raised_s: float
@@ -373,7 +373,7 @@ OperatorStimulus: TypeAlias = (
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
 )
 # fmt: on
-"""A stimulus by which an operator changes the run, or what is recorded of it."""
+"""A stimulus by which an operator changes the run or its records."""
 RecordedStimulus: TypeAlias = NoticeRaised | NoticeSettled | AuditReported | EvaluationReported
 """A stimulus that changes nothing of the run, and is kept in the journal for those who read it."""
 AccessCommand: TypeAlias = FinishRequested | InvitationMade | InvitationRevoked | KeyAdmitted | KeyRemoved

@@ -1,4 +1,4 @@
-"""Where notices are sent: the addresses of `[notify]`, with what the environment holds of them."""
+"""Where notices are sent: the addresses of `[notify]`, with the secrets that the environment holds."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ class Address:
     """An address that is notified.
 
     Attributes:
-        name: identifies it in the journal; it tells nothing of the URL.
+        name: identifies it in the journal; it reveals nothing of the URL.
         place: in the state file, for messages.
         url: `https://…` or `http://…` for a signed POST of JSON, another one for apprise.
         on: kinds of the notices that are sent there.

@@ -1,7 +1,7 @@
-"""Conditions of a run that somebody is told, in words. Pure: the run and what is known of its last round decide.
+"""Conditions of a run that raise a notice, in words. Pure: they depend on the run and its last round alone.
 
-What lasts, such as too few members, has no subject and is told again in each period. What happens once, such as a
-checkpoint, has one, and is told once.
+A condition that lasts, such as too few members, has no subject and is reported again in each period. A single event,
+such as a checkpoint, has one, and is reported once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ class KnownSoFar:
 
 @dataclass(frozen=True, slots=True)
 class DueNews:
-    """Something that is to be told."""
+    """A notice that is due."""
 
     kind: NoticeKind
     subject: str
@@ -67,7 +67,7 @@ class DueNews:
 
 
 def due_news(run: Run, known: KnownSoFar, room: Room, now_s: float) -> list[DueNews]:
-    """Return what is to be told now: it holds, some webhook wants it, and its period is over.
+    """Return the notices that are due now: the condition holds, some webhook wants it, and its period is over.
 
     Args:
         run: as it is kept.

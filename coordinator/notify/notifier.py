@@ -1,12 +1,12 @@
-"""Tells people what `[notify]` asks for, beside the run and never in its way.
+"""Sends the notices that `[notify]` asks for, beside the run and never in its way.
 
-Theory of operation. A look every few seconds compares the run with the conditions; what is due becomes a notice in the
+Theory of operation. A check every few seconds compares the run with the conditions; what is due becomes a notice in the
 journal (`coordinator/insight/notices.py`), so a restart neither forgets nor repeats it, and of several coordinators the
-one that ticks tells. One task for each address sends it what it lacks: with a bound on each attempt, again after a
+one that ticks sends. One task for each address sends it what it lacks: with a bound on each attempt, again after a
 growing wait while it cannot be reached, and for a day at most. What it answers is not believed, and read in part only.
 A process killed after an address has answered and before that is kept sends the notice once more, with the same id.
 
-While the store keeps nothing, which may be what is to be told, notices are held in memory.
+While the store keeps nothing, which may be the very subject of a notice, notices are held in memory.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ from epochal.state.messages.notices import Notice
 log = logging.getLogger(__name__)
 
 CHECK_S = 2.0
-"""Time between two looks at the run; what lasts a shorter time is not told."""
+"""Time between two checks of the run; a condition that lasts a shorter time is not noticed."""
 ROOM_CHECK_S = 60.0
-"""Time between two looks at the store's room."""
+"""Time between two checks of the store's room."""
 MAX_TOLD_AFTER_S = 86_400.0
 """Maximum age of a notice that is still sent."""
 FAREWELL_S = 5.0
@@ -44,16 +44,16 @@ RETRIES = RetryPolicy(bound_s=MAX_TOLD_AFTER_S, first_delay_s=1.0, max_delay_s=3
 
 
 class Notifier:
-    """Tells the addresses of one coordinator's run.
+    """Sends the notices of one coordinator's run.
 
     Args:
         service: owns the run.
         insight: its read side, which knows the notices that were raised.
-        store: keeps it; its room is looked at.
-        addresses: are told.
+        store: keeps it; its room is checked.
+        addresses: receive the notices.
         client: sends requests; closed by its owner.
         count: called with kind and result of each attempt.
-        check_s: time between two looks at the run.
+        check_s: time between two checks of the run.
         retries: how attempts at one address follow each other.
     """
 
@@ -97,7 +97,7 @@ class Notifier:
                 await asyncio.sleep(self._check_s)
 
     async def finish(self) -> None:
-        """Look once more, and return when nothing is to be sent, after `FAREWELL_S` at most."""
+        """Check once more, and return when nothing is to be sent, after `FAREWELL_S` at most."""
         if not self._addresses or not self._service.is_serving:
             return
         with contextlib.suppress(TimeoutError):
@@ -139,7 +139,7 @@ class Notifier:
         period_s = self._service.run.state_file.notify.period_s
         try:
             await self._service.submit(NoticeRaised(news.kind, news.subject, news.message, period_s))
-        except EpochalError:  # the store keeps nothing, or too much waits; this must be told all the same
+        except EpochalError:  # the store keeps nothing, or too much waits; this notice must be sent all the same
             self._held[news.kind] = Notice(news.kind, news.subject, news.message, now_s)
         log.info("notice_raised", extra={"kind": news.kind, "reason": news.message})
 
@@ -190,6 +190,6 @@ class Notifier:
     async def _settle(self, address: Address, notice: Notice) -> None:
         self._done[address.name, notice.kind] = notice.raised_s
         if notice is not self._held.get(notice.kind):
-            with contextlib.suppress(EpochalError):  # then a restart tells it again
+            with contextlib.suppress(EpochalError):  # then a restart sends it again
                 await self._service.submit(NoticeSettled(notice.kind, notice.raised_s, address.name))
         self._looked.notify()

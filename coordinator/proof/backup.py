@@ -62,7 +62,7 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
     Args:
         url: the store; a coordinator may be serving it.
         to: the new folder.
-        progress: told what is being copied.
+        progress: called with what is being copied.
 
     Raises:
         InvalidInput: there is no run, or the folder exists.

@@ -1,11 +1,11 @@
-"""Replaying many records of a journal, counted as long work, a few records between two looks at how far it has come."""
+"""Replaying many records of a journal, counted as long work, a few records at a time."""
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment
 from epochal.coordinator.machine.records import Replayed, Watch, replay, replay_tail
 from epochal.runtime.long_work import LongWork, long_work
 
 RECORDS_AT_A_TIME = 64
-"""Number of records that are replayed between two looks."""
+"""Number of records that are replayed before they are counted."""
 REPLAYING = "replaying the journal"
 
 

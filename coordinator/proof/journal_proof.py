@@ -1,4 +1,4 @@
-"""The proof that is kept in the place of a journal's oldest segments: what they held, in what an audit needs of it.
+"""The proof that is kept in the place of a journal's oldest segments: the part of their content that an audit needs.
 
 Theory of operation. Whoever compacts a journal replays the segments first, as an audit does, and keeps the result:
 which batches were applied, how often, and the chains of digests (`coordinator/proof/ledger.py`). The proof names the

@@ -97,7 +97,7 @@ class LostBlobs:
 
         Args:
             sha256: the blob.
-            reason: where it was, and what has become of it; "" if that was found out before, or never.
+            reason: where it was, and what has happened to it; "" if that was found out before, or never.
         """
         reason = reason or self._said.get(sha256) or f"there is no blob {sha256}"
         relied_on = {blob.sha256: blob for blob in blobs_kept(self._run_now())}

@@ -71,7 +71,7 @@ async def move(source: str, target: str, folder: Path | None, progress: Progress
         source: the store where the run is; nobody may serve it.
         target: the store where it is to be.
         folder: folder of blobs that coordinators of a run in a database share; it may be part of the target's URL.
-        progress: told what is done.
+        progress: called with what is done.
 
     Raises:
         InvalidInput: there is no such run, or it was moved already; or the target has it already, or is no store, or

@@ -1,1 +1,1 @@
-"""The owner of a run: opens it, persists, publishes and answers, and looks after its members and its store."""
+"""The owner of a run: opens it, persists, publishes and answers, and watches its members and its store."""

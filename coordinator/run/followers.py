@@ -1,4 +1,4 @@
-"""Those who follow the journal of a run: they hear of everything that is kept, and nothing waits for them."""
+"""Followers of a run's journal: they are called with everything that is kept, and nothing waits for them."""
 
 from collections.abc import Iterable
 from typing import Protocol

@@ -167,7 +167,7 @@ class GenesisRules:
         return _provided(found.form.step, parts, Sha256(found.replica_digest), spec)
 
     def check_model(self, form: CheckpointForm, spec: ModelSpec) -> None:
-        """Check what a first checkpoint says of its model. Raises `InvalidDocument` as `check`.
+        """Check the model that a first checkpoint declares. Raises `InvalidDocument` as `check`.
 
         Args:
             form: its replica's step, and which values it has.

@@ -3,9 +3,9 @@
 Theory of operation. A member asks for the document that follows the newest one that it has. A version is shown only
 once it is kept, and a coordinator that shares its store reads it before it believes that a member is ahead (even if it
 takes itself for alone: another one may have kept a record before it met this one again); so honest members are ahead
-only where what was kept is gone. Where the store itself can tell that, the run has a new lineage
+only where what was kept is gone. Where the store itself finds that, the run has a new lineage
 (`coordinator/run/lost_records.py`), to which claims about the former one say nothing. A folder that somebody put in the
-place of a newer one cannot tell. Only members are asked of which a result was applied, because keys cost nothing, and
+place of a newer one cannot. Only members are asked of which a result was applied, because keys cost nothing, and
 one that lies does not hold the run: it takes more than half of those that have asked since the start and are not
 silent, and two at least, or the only one. Two that lie right after a start may hold it until the others have asked.
 """
@@ -55,7 +55,7 @@ class LaterVersions:
             self._forget_others()
 
     def check(self, version: int) -> None:
-        """Raise `StoreBlocked` if the coordinator's version is that of an older copy, as far as its members tell."""
+        """Raise `StoreBlocked` if the coordinator's version is that of an older copy, by its members' reports."""
         if all(later is None or later <= version for later in self._later.values()):
             return
         self._forget_others()

@@ -1,7 +1,7 @@
 """The time at which each member was last heard, and where it waits. They change with every request, so they are not
 part of the run.
 
-The machine is only told the result: `ClientsFellSilent`. After a restart every member counts as heard at the start, so
+The machine receives only the result: `ClientsFellSilent`. After a restart every member counts as heard at the start, so
 that an outage of the coordinator drops no member.
 """
 
@@ -28,14 +28,14 @@ GONE_TIMEOUTS = 0.2
 the operator who writes a short limit knows the network."""
 
 LOOKED_AT_ONCE = 512
-"""Number of members that one call looks at: with 10,000 members each is looked at every two seconds."""
+"""Number of members that one call checks: with 10,000 members each is checked every two seconds."""
 
 WAITS_LOOKED_AT = 2048
-"""Number of waiting members whose connections are looked at before others are told: with 10,000 of them a look takes
-as long as some hundred messages, and each is looked at every three seconds."""
+"""Number of waiting members whose connections are checked before a meeting: with 10,000 of them a check takes as long
+as some hundred messages, and each is checked every three seconds."""
 
 TOLD_FOR_S = 5.0
-"""Time for which other coordinators of the run are told that a member was heard: several meetings."""
+"""Time for which a member that was heard is reported to other coordinators of the run: several meetings."""
 
 HasGone = Callable[[], bool]
 """Returns whether the sender of a waiting request has closed the connection."""
@@ -53,11 +53,11 @@ class Liveness:
         self._gone_s: dict[ClientId, float] = {}
         self._connections: dict[ClientId, set[Connection]] = {}
         self._turn: Iterator[ClientId] = iter(())
-        """The members that are still to be looked at, of those that there were when the first of them was."""
+        """The members that are still to be checked, of those that there were when the first of them was."""
         self._waits_turn: Iterator[ClientId] = iter(())
-        """The waiting members that are still to be looked at before others are told, likewise."""
+        """The waiting members that are still to be checked before a meeting, likewise."""
         self._left_waits: set[ClientId] = set()
-        """The waiting members that had closed their connections at the last look."""
+        """The waiting members that had closed their connections at the last check."""
 
     def connected(self, client_id: ClientId, connection: Connection) -> None:
         """Note that a request with this client's token came by this connection."""
@@ -75,7 +75,7 @@ class Liveness:
     def take_changes(self, run: Run, instructions: Iterable[Instruction]) -> None:
         """Record that members were heard whose joins or reports were kept, by whichever coordinator of the run.
 
-        Who ticks learns of a member that joined by another coordinator before it is told that the member was heard.
+        The one that ticks learns of a member that joined by another coordinator before the report that it was heard.
         """
         for instruction in instructions:
             if isinstance(instruction, MembershipChanged) and instruction.client_id in run.members:
@@ -93,7 +93,7 @@ class Liveness:
         Args:
             client_id: the member.
             has_gone: returns whether it has closed the connection.
-            now_s: returns the time, which others are told if it has.
+            now_s: returns the time, which is reported to others if it has.
         """
         self._waits.setdefault(client_id, []).append(has_gone)
         self._left_waits.discard(client_id)
@@ -182,7 +182,7 @@ class Liveness:
     def heartbeats(self, now_s: float) -> Heartbeats:
         """Return what others should know: who was heard lately, who waits here, and who has closed its waits.
 
-        Where many wait, each call looks at the connections of some of them, in turn.
+        Where many wait, each call checks the connections of some of them, in turn.
         """
         lately = {client: at_s for client, at_s in self._heard_s.items() if now_s - at_s <= TOLD_FOR_S}
         for client in self._next_waits():
@@ -194,7 +194,7 @@ class Liveness:
         return Heartbeats(lately | dict.fromkeys(waiting, now_s), dict(self._closed))
 
     def _next_waits(self) -> list[ClientId]:
-        """Return the waiting members at which the next look is; all of them if they are few."""
+        """Return the waiting members that are checked next; all of them if they are few."""
         if len(self._waits) <= WAITS_LOOKED_AT:
             return list(self._waits)
         found = [client for client in islice(self._waits_turn, WAITS_LOOKED_AT) if client in self._waits]
@@ -228,7 +228,7 @@ class Liveness:
     ) -> tuple[ClientId, ...]:
         """Return the members that were silent for longer than `timeout_s`, and the expected ones that have gone.
 
-        Where there are many, each call looks at some of them, in turn: it takes no longer for thousands.
+        Where there are many, each call checks some of them, in turn: it takes no longer for thousands.
         """
         looked = self._next(members)
         silent = tuple(client for client in looked if self.silent_s(client, now_s) > timeout_s)
@@ -236,7 +236,7 @@ class Liveness:
         return silent + self._gone_among(others, len(members), now_s, timeout_s)
 
     def _next(self, members: Collection[ClientId]) -> list[ClientId]:
-        """Return the members at which the next look is; those that have left are forgotten as often as all had it."""
+        """Return the members that are checked next; those that have left are forgotten once all had their turn."""
         found = [client for client in islice(self._turn, LOOKED_AT_ONCE) if client in members]
         if len(found) < LOOKED_AT_ONCE:
             self.forget_others(members)

@@ -113,7 +113,7 @@ class LongPolls(WaitingPlaces):
         """Hold a place for a request that waits for up to `wait_s`; one that does not wait needs none.
 
         Raises:
-            Refused: `overloaded`, when the context is entered; a stranger hears it late.
+            Refused: `overloaded`, when the context is entered; a stranger is answered late.
         """
         return PollPlace(self, reader, wait_s)
 

@@ -1,4 +1,4 @@
-"""Going on where the journal lacks records that it held: what they said was shown to readers, and is void.
+"""Continuing where the journal lacks records that it held: readers have seen their content, which is void.
 
 A database failed over to a server that lacks the last records, or somebody restored it while coordinators served the
 run. Whoever notices gives the run, as the journal has it, a new lineage; readers follow, as after a start with
@@ -37,7 +37,7 @@ async def catch_up(
         options: its store, and where seeds come from.
         clock: the run's.
         execute: called with what follows from a new lineage.
-        watch: hears of each stimulus that others have appended.
+        watch: called with each stimulus that others have appended.
 
     Raises:
         StoreBlocked: the journal cannot be read or written now, or others append first each time; the doubt stays.

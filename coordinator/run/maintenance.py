@@ -31,7 +31,7 @@ which waits for it, and rounds may be shorter."""
 MAX_DROP_CONFLICTS = 100
 """Number of times in one sweep that another coordinator may append first; the next sweep deletes what is left."""
 DropBlobs = Callable[[frozenset[Sha256]], Awaitable[frozenset[Sha256]]]
-"""Deletes some of these blobs, of which the run needs none; returns which. Raises `StoreConflict` if it has gone on."""
+"""Deletes some of these blobs, which the run does not need; returns which. Raises `StoreConflict` if it has changed."""
 MAX_ROOM_WAIT_S = 30.0
 """Maximum time that an upload waits for a sweep that makes room for it."""
 

@@ -64,12 +64,12 @@ class ServiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedRun:
-    """A run that a service goes on with.
+    """A run that a service continues.
 
     Attributes:
         journal: of the run.
         stimuli: those to handle before all others.
-        ahead_s: difference of the run's time, as coordinators that serve it tell it, to this machine's monotonic clock;
+        ahead_s: difference of the run's time, by the coordinators that serve it, to this machine's monotonic clock;
             None if there are none.
     """
 
@@ -119,7 +119,7 @@ async def open_run(options: ServiceOptions, state_file: StateFile, *, is_restore
     Raises:
         InvalidInput: the state file differs from the kept run in a field that may not change, or allows fewer bytes
             of blobs than are held; there is no run to restore; its first checkpoint cannot be made; or the store is a
-            backup, and nobody said so.
+            backup, and the options do not say so.
         OtherRules: the journal was written under other rules.
         StoreFailed: the journal is gone or damaged; the coordinator's key is not the run's; or blobs are missing.
     """

@@ -22,16 +22,16 @@ from epochal.state.wire import Sha256, canonical_json, sha256_hex
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
 PROMPT_STRANGERS = 8
-"""Up to this number of waiting strangers are told of news at once."""
+"""Up to this number of waiting strangers are sent news at once."""
 GATHERED_S = 0.05
 """Time for which a page of results gathers what arrives, unless nothing more can: instead of a page for each result."""
 STRANGERS_TOLD_PER_S = 50.0
-"""Number of strangers that are told of news in a second if more of them wait: their number must not slow the run."""
+"""Number of strangers that are sent news in a second if more of them wait: their number must not slow the run."""
 
 WAITING_TOLD_S = 0.25
-"""Time after which viewers are told of a change that is none of the document: the run may wait for others."""
+"""Time after which viewers are sent a change that the document does not show: the run may wait for others."""
 VIEWERS_TOLD_PER_S = 500.0
-"""Number of viewers that are told of news in a second if more of them wait."""
+"""Number of viewers that are sent news in a second if more of them wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Readers:
         """Of a round that has ended, or waits for nobody any more."""
         self.pages = ResultPages()
         self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
-        """Of the document and of what the run waits for, for those who are told all news."""
+        """Of the document and of the run's wait, for those who are sent all news."""
         self._telling: asyncio.TimerHandle | None = None
         self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
@@ -128,7 +128,7 @@ class Readers:
     ) -> Published | None:
         """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`.
 
-        Where many strangers wait, all of them are told later, also of a document that is news already.
+        Where many strangers wait, all of them are answered later, also with a document that is new already.
         """
         news = self._news_for_strangers if is_stranger else self._news
         if self.published.is_news(after, lineage):

@@ -1,8 +1,8 @@
 """The coordinators of one run that share its store, as one of them knows the others.
 
-Theory of operation. Each follows the journal: it is told of each record, and meets the others several times a second
-(`coordinator/store/replication.py`), where it notices what it was not told. Nothing of that is needed for the history
-to be one, which the journal's compare-and-swap ensures. It is needed so that
+Theory of operation. Each follows the journal: it is notified of each record, and meets the others several times a
+second (`coordinator/store/replication.py`), where it notices records that it has missed. The journal's
+compare-and-swap alone ensures that there is one history. The rest is needed so that
 
 - what a coordinator answers is not older than the request: `fresh` reads the journal once for all requests that wait,
   unless it is alone. It is after it has met nobody for `LEASE_S`: a database that fails over loses the meetings, and
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 RECOUNT_S = 10.0
 """Time between two counts of the blobs, of which others add and delete some."""
 FRESH_WITHIN_S = 10.0
-"""Maximum time that a request waits for the store to tell what was kept before. It is longer than a statement may take,
+"""Maximum time that a request waits until the store has read earlier records. It is longer than a statement may take,
 because the messages of thousands of members, which are handled and kept before, are no failure of the store."""
 FRESH_PAUSE_S = 0.002
 """Time between two readings of the journal for requests that wait, so that many share one."""
@@ -46,7 +46,7 @@ class Following:
         catch_up: reads and shows what others appended, unless a record of this number is known; returns whether there
             was any.
         now_s: returns seconds on the run's clock.
-        note_failure: told of failures of the store.
+        note_failure: called with failures of the store.
         problem: returns why the store keeps nothing at the moment, or None.
         members: returns the run's members.
         recount_blobs: counts the blobs that others have added and deleted.

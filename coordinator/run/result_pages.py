@@ -53,7 +53,7 @@ class ResultPages:
         return b"".join((head, b",".join(self._encoded[start : page.next]), b'],"step":%d}' % page.step))
 
     def _look(self, run: Run) -> None:
-        """Take note of the results that were verified since the last look."""
+        """Take note of the results that were verified since the last call."""
         current = run.round
         assert current is not None
         if current.tasks.plan is not self._plan:

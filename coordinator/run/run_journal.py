@@ -4,7 +4,7 @@ Several coordinators may share a journal. If another one has appended first, `ap
 nothing. That is routine: `catch_up` reads and replays what the other one wrote, and the stimuli are handled again.
 
 A journal may also have gone back: a database failed over to a server that lacks the last records, or somebody restored
-it. What those records said was shown, and is void. The run is then taken as the journal has it, and is in doubt: it
+it. Readers have seen those records, which are void. The run is then taken as the journal has it, and is in doubt: it
 takes no other record before one that gives it a new lineage, by which clients notice
 (`coordinator/run/lost_records.py`).
 """
@@ -168,7 +168,7 @@ class RunJournal:
         """Read what other coordinators have appended, and replay it; return whether there was any.
 
         Args:
-            watch: hears of each stimulus that is replayed.
+            watch: called with each stimulus that is replayed.
 
         Raises:
             StoreFailed: the journal is damaged, or was written under other rules; or it cannot be read now.

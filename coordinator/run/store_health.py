@@ -1,7 +1,7 @@
 """Whether the store keeps what it is given: blocked for a while, such as by a full disk, or failed.
 
 While it is blocked the run holds: messages are refused, documents can be read, and the service attempts again and again
-to go on. A failure is the end: the process tells its readers and exits (`coordinator/serve.py`).
+to continue. A failure is the end: the process answers its readers and exits (`coordinator/serve.py`).
 """
 
 import asyncio

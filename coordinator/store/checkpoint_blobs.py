@@ -90,7 +90,7 @@ async def keep_in_parts(
         size_bytes: their number.
         pieces: the bytes.
         part_bytes: size of a part.
-        look: is shown the bytes in their order.
+        look: called with the bytes in their order.
 
     Raises:
         Refused: as `BlobStore.add`.

@@ -47,7 +47,7 @@ async def open_store(
         blobs: the object store that takes new blobs; None for the run directory, or the folder of blobs.
         run_id: names the run in a database, and its folder in an object store.
         blobs_folder: the folder of blobs that all coordinators share which serve the run from a database.
-        program: the one that serves it here, as others that serve it are told.
+        program: the one that serves it here, by the name that others which serve it see.
 
     Raises:
         InvalidInput: the URL is not supported, or names a backup that was not finished; or an object store cannot be

@@ -36,7 +36,7 @@ class Heartbeats:
     Attributes:
         heard: when a member was last heard, if that is not long ago; now, if a request of it waits.
         closed: since when a member has closed the connections of its waits.
-        now_s: the time on its clock; None if it does not tell. Whoever starts beside it goes on from there.
+        now_s: the time on its clock; None if it is not known. One that starts beside it continues from there.
     """
 
     heard: Mapping[ClientId, float] = field(default_factory=dict)

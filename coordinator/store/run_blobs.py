@@ -122,7 +122,7 @@ class RunBlobs(LayeredReader):
         return await self._objects.signed_get(sha256)
 
     async def look(self, sha256: Sha256, *, reads: bool) -> None:
-        """Look at a blob as `ObjectBlobs.look` does, if it lies in an object store."""
+        """Check a blob as `ObjectBlobs.look` does, if it is in an object store."""
         if self._objects is not None and await self._holder(sha256) is self._objects:
             await self._objects.look(sha256, reads=reads)
 

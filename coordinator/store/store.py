@@ -36,7 +36,7 @@ class Place(Protocol):
         """Return the clock that all coordinators of the run share."""
 
     async def origin(self) -> bytes | None:
-        """Return what tells the tables of a database from all copies of them; None if copies are noted as such."""
+        """Return the identity of a database's tables, which no copy of them has; None if copies are noted as such."""
 
     async def is_served(self) -> bool:
         """Return whether another coordinator serves the run now."""

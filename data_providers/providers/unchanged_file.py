@@ -54,7 +54,7 @@ class KeptFile:
     Args:
         path: of the file.
         version: as it was before the file was compared with the manifest.
-        listed: what a manifest says of it; None without one.
+        listed: its entry in the manifest; None without one.
     """
 
     def __init__(self, path: Path, version: FileVersion, listed: ListedFile | None = None) -> None:

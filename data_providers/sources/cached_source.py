@@ -1,8 +1,8 @@
 """Reads a source through a cache on the disk, so that a second pass (or client) need not fetch its blocks again.
 
 The rules kept here: a block of the cache is named after its file's place, size, version and distinction, so that a
-changed file has other blocks; within a process, a block that is being looked for is not fetched again: whoever needs it
-too waits for it.
+changed file has other blocks; within a process, a block that is being fetched is not fetched again: a second reader
+waits for it.
 """
 
 import asyncio

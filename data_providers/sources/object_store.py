@@ -123,8 +123,8 @@ class ObjectStoreSource:
     async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
         """Fill every destination, as `BatchedSource.read_many_into`, by concurrent requests.
 
-        Buckets do not answer several ranges at once, and obstore's `get_ranges` tells neither an object's ETag nor its
-        size, by which a change is noticed.
+        Buckets do not answer several ranges at once, and obstore's `get_ranges` returns neither an object's ETag nor
+        its size, by which a change is noticed.
         """
 
         async def read_one(one: Wanted) -> None:

@@ -34,7 +34,7 @@ class WrittenManifest:
 
     Attributes:
         path: of its file.
-        lost: in sentences, what an earlier manifest said, and this one does not.
+        lost: in sentences, the facts that an earlier manifest held, and this one does not.
         unknown: names of files of which it is not known how their tokens were made, while it is known of others.
     """
 
@@ -70,7 +70,7 @@ def write_manifest(folder: Path, names: Sequence[str], block_bytes: int = DEFAUL
         lost += [f"{name} is no longer there" for name in sorted({*known} - {*files})]
         more = {name: value for name, value in earlier.items() if name not in _OF_MANIFEST}
         if more and not any(entry["sha256"] == known.get(name, {}).get("sha256") for name, entry in files.items()):
-            lost.append(f"no file of the earlier manifest is there: {', '.join(sorted(more))} no longer said")
+            lost.append(f"no file of the earlier manifest is there: {', '.join(sorted(more))} no longer known")
             more = {}
         replace_file(path, manifest_text(files, block_bytes, more).encode())
     except OSError as error:

@@ -1,7 +1,7 @@
 """A client's connection to one data server (`frames.py` has the protocol).
 
 Tokens are received straight into their place in the answer. The rule kept here: a ticket is not sent in clear to
-another machine, unless the client was told to.
+another machine, unless the client's options allow it.
 """
 
 import asyncio

@@ -169,7 +169,7 @@ def main() -> None:
         typer.echo(f"epochal: {message}\nsee: epochal explain {kind_of(error)}", err=True)
         sys.exit(exit_code_of(error))
     except SystemExit as ended:
-        if ended.code == EXIT_BAD_INPUT and not isinstance(ended.__context__, typer.Exit):  # typer has said why
+        if ended.code == EXIT_BAD_INPUT and not isinstance(ended.__context__, typer.Exit):  # typer has printed why
             typer.echo(f"see: epochal explain {kind_name(InvalidInput.__name__)}", err=True)
         raise
 

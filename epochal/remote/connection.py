@@ -177,8 +177,8 @@ class RunConnection:
             first: number of the first round.
             lineage: of the history in which `first` is counted (`history().lineage`); None for the present one.
             reconnect_s: seconds to retry while the coordinator does not answer.
-            say: is told in a line when it does not answer, and when it answers again; by default it is printed to
-                standard error.
+            say: called with a line when it does not answer, and when it answers again; by default the line is printed
+                to standard error.
 
         Raises:
             CoordinatorUnreachable: it did not answer for longer.

@@ -15,7 +15,7 @@ class HistoryArrays:
 
     `history.loss` and `history["loss"]` are the same array, of shape (rows,): float64 for seconds, losses and rates, in
     which NaN represents a missing value; int64 for counts. All rounds have a row, those without an outcome
-    too; `rounds` says for how many a row stands, where the coordinator has merged older ones.
+    too; `rounds` is the number of rounds in a row, where the coordinator has merged older ones.
 
     Attributes:
         run_id, lineage: of the run.

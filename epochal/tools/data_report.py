@@ -31,15 +31,15 @@ class DataReport:
     """The data of a location.
 
     Attributes:
-        identified_by: by what of the files the fingerprint tells them from others; None if there are no files.
+        identified_by: the property of the files that the fingerprint covers; None if there are no files.
         sequences, tokens: of one pass; None if it is endless or they are not known.
         dropped_tokens: number of tokens at the files' ends that do not fill a sequence.
         shares: of a mix, each source's samples in a period, by the first data index of each phase.
         largest_token: of all files if their manifest names it, else of the samples that were inspected; None if there
             are no tokens.
-        sample_parts: the first sample's first document, by what of it is learnt; empty if it cannot be decoded.
+        sample_parts: the first sample's first document, in learnt and masked parts; empty if it cannot be decoded.
         problems: why the run's model cannot be trained on these data; empty if no run is named.
-        notes: what looks wrong with them.
+        notes: likely mistakes in them.
     """
 
     location: str

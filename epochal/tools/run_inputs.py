@@ -144,7 +144,7 @@ def _look_at_size(state: StateFile, spec: ModelSpec, source: str, found: NamedFi
         return
     try:
         size = ModelSize.of(spec, state.merge)
-    except (InvalidInput, Unsupported):  # said where the model is opened for its vocabulary
+    except (InvalidInput, Unsupported):  # reported where the model is opened for its vocabulary
         return
     found.facts.append(f"{source}: {in_words(size, state)}")
     found.problems += [f"{source}: {problem}" for problem in size_problems(size, state)]
@@ -183,7 +183,7 @@ def vocabulary_of_model(spec: ModelSpec) -> int | None:
     """
     size = (spec.hf or {}).get("vocab_size")
     if spec.architecture in HF_ARCHITECTURES and type(size) is int and not spec.dummy:
-        return size  # said by the file itself, so that a data server needs neither torch nor the time to import it
+        return size  # named by the file itself, so that a data server needs neither torch nor the time to import it
     with contextlib.suppress(InvalidInput, Unsupported):
         return _vocabulary(spec)
     return None

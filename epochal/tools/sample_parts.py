@@ -52,7 +52,7 @@ def encoded_first(batch: TokenBatch, run: StateFile | None) -> TokenBatch:
         encoder.current_sample_index = raw.index
         sample = encoder.encode_sample(raw)
         check_encoded(sample, None)
-    except Exception:  # a task encoder of the user's own may raise anything; what is wrong is said elsewhere
+    except Exception:  # a task encoder of the user's own may raise anything; its mistake is reported elsewhere
         return batch
     return packed_row([sample]) if len(sample) else batch
 

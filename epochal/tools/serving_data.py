@@ -92,7 +92,7 @@ def tls_of(state: StateFile, options: DataServerOptions, host: str) -> ssl.SSLCo
     """Return what a data server that listens on `host` speaks TLS with; None if it does not.
 
     Raises:
-        InvalidInput: the certificate is none, or clients could not connect, or only unencrypted; the user's fault.
+        InvalidInput: the certificate is invalid, or clients could not connect, or only unencrypted; the user's fault.
     """
     location = state.model.LLM.data_location
     wants_tls = isinstance(location, Server) and location.tls

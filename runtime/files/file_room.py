@@ -14,7 +14,7 @@ def write_at(descriptor: int, offset: int, data: Buffer) -> None:
 
 
 def allocate(descriptor: int, size_bytes: int) -> None:
-    """Make the file this large. Raise `OSError` if the disk has no room for it, where the system can tell."""
+    """Make the file this large. Raise `OSError` if the disk has no room for it, where the system reports that."""
     if os.fstat(descriptor).st_size > size_bytes:
         os.ftruncate(descriptor, size_bytes)
     elif hasattr(os, "posix_fallocate"):  # not on macOS

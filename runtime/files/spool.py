@@ -2,7 +2,7 @@
 
 Bytes are appended as they arrive, hashed on the way, and then mapped into memory read-only; or a file is mapped to be
 written. The files have no names, so that the system removes each of them when neither its `SpoolFile` nor a view of it
-is used any more, however the process ends. The rule kept here: lack of room is said.
+is used any more, however the process ends. The rule kept here: lack of room is an error.
 """
 
 import hashlib
@@ -79,7 +79,7 @@ class Spool:
         needs = f"{purpose} needs {needed_bytes} bytes of spool"
         if self._max_bytes is not None and needed_bytes > self._max_bytes:
             raise SpoolFull(f"{needs}; [client] spool_bytes is {self._max_bytes}", needed_bytes=needed_bytes)
-        available_bytes = self._blocking("looked at", self._free_bytes) + self.used_bytes
+        available_bytes = self._blocking("measured", self._free_bytes) + self.used_bytes
         if needed_bytes > available_bytes:
             lack = f"the disk of {self._folder} has {available_bytes}"
             advice = "make room there, or choose another folder with --spool"

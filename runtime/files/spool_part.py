@@ -1,6 +1,6 @@
 """Parts of one spool file: byte ranges that are received, or sent, each as one blob.
 
-Parts of one file may be received at the same time: each writes at its place, and knows what of it has arrived.
+Parts of one file may be received at the same time: each writes at its place, and counts its bytes that have arrived.
 """
 
 import hashlib

@@ -139,7 +139,7 @@ class Endpoint:
 class BoundedConnection(HttpToolsProtocol):
     """A connection whose bounds uvicorn lacks: slow and long heads, requests in advance, answers that nobody reads.
 
-    What a connection holds is small, because thousands of them wait at a time: with slots for its own attributes, those
+    A connection takes little memory, because thousands of them wait at a time: with slots for its own attributes, those
     of uvicorn are few enough for Python to keep their names once for all connections.
     """
 

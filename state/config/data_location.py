@@ -27,7 +27,7 @@ SERVER_SCHEMES = ("tcp", TLS_SCHEME)
 ROWS_SCHEMES = ("http", "https", "s3", "gs", "az", "hf")
 """Schemes of the URLs of parquet and Arrow files."""
 MIX_PIN = "#sha256="
-"""Stands between the place of a mix and its SHA-256 in hex."""
+"""Separates the place of a mix from its SHA-256 in hex."""
 PINNED_LINE = f'`data_location = {{{{ WeightedHttp = "{{place}}{MIX_PIN}SHA-256-IN-HEX" }}}}`, which pins its bytes'
 """The line that pins a mix on another machine, with a placeholder for the digest."""
 _PINNED = re.compile(r"(?P<place>.+)#sha256=(?P<sha256>[0-9a-f]{64})", re.DOTALL)

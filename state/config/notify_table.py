@@ -61,12 +61,12 @@ class NotifyConfig(Section):
     """`[notify]`: the webhooks that the coordinator notifies about the run, and when. Epochal's addition.
 
     Attributes:
-        webhooks: the addresses that are told.
+        webhooks: the addresses that are notified.
         period_s: of each kind at most one notice is sent in this time.
-        rounds_without_outcome: number of rounds in a row without an outcome that is told.
+        rounds_without_outcome: number of rounds in a row without an outcome after which a notice is sent.
         loss_rounds: number of applied rounds of which the mean loss is compared with the lowest such mean.
-        loss_rise: part by which it must be above that to be told.
-        free_bytes: room on the coordinator's disk; less is told.
+        loss_rise: part by which it must be above that for a notice.
+        free_bytes: room on the coordinator's disk below which a notice is sent.
     """
 
     webhooks: Annotated[

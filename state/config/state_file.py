@@ -122,7 +122,7 @@ class Access(Section):
         keys: raw Ed25519 public keys, lowercase hex.
         invitations: SHA-256 digests of invitation codes, lowercase hex.
         genesis: who makes the first checkpoint: the operator, or an elected member, which needs trusted members.
-        dashboard: who may look at the run's history and news: anyone, members and the operator, or the operator.
+        dashboard: who may read the run's history and news: anyone, members and the operator, or the operator.
     """
 
     mode: Literal["open", "keys", "invitations"] = "open"

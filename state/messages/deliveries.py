@@ -25,7 +25,7 @@ def parse_delivery(body: bytes) -> tuple[ResultCommitment, bytes]:
     """Return the commitment and the result's bytes in a message.
 
     Raises:
-        InvalidDocument: it is none, or the bytes are not those that the commitment names; the sender's fault.
+        InvalidDocument: it has another form, or the bytes are not those that the commitment names; the sender's fault.
     """
     line, end, data = body.partition(_END_OF_LINE)
     if not end:

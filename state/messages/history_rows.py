@@ -137,7 +137,7 @@ MAX_INT64 = 2**63 - 1
 
 ClientFate = Literal["applied", "lost", "rejected", "failed", "missing", "idle"]
 """The end of a client's work in a round: it was applied; its result was delivered and not applied; its result broke a
-rule; it said that it failed; nothing came; or it had no work."""
+rule; it reported a failure; nothing came; or it had no work."""
 
 
 @dataclass(frozen=True, slots=True)

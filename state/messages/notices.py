@@ -17,8 +17,8 @@ class Notice(WireDocument):
     """The newest notice of its kind.
 
     Attributes:
-        subject: of what happens once, such as a checkpoint's step; the same one is not told again. "" for what lasts,
-            and is told again in each period.
+        subject: of a single event, such as a checkpoint's step; the same one is not reported again. "" for a lasting
+            condition, which is reported again in each period.
         raised_s: when it was raised, in seconds since 1970 on the coordinator's clock.
         settled: names of the webhooks that have it, or do not take it.
     """

@@ -81,7 +81,7 @@ class JoinRequest(WireDocument):
 
     Attributes:
         host: name or address of the coordinator that the client dialled, without a port.
-        instance: the same in every join of one process, so that a second process with the same key can be told apart.
+        instance: the same in every join of one process, which distinguishes a second process with the same key.
         name: for people, of the client's own choice.
         software: the version of its program.
     """
@@ -126,7 +126,7 @@ class ReadyReport(WireDocument):
     """This client holds replica `step` with this digest, and the dataset with this fingerprint.
 
     Attributes:
-        dataset: describes the dataset, so that a difference can be said in words.
+        dataset: describes the dataset, so that a difference can be explained.
     """
 
     step: Count

@@ -41,7 +41,7 @@ def parse_bundle(body: bytes) -> PageAndBytes:
     """Return the page in a message, and the bytes, each compared with its digest.
 
     Raises:
-        InvalidDocument: it is none; the sender's fault.
+        InvalidDocument: it is no such message; the sender's fault.
     """
     first, has_first, rest = body.partition(_END_OF_LINE)
     second, has_second, data = rest.partition(_END_OF_LINE)

@@ -106,7 +106,7 @@ def first_checkpoint(first: FirstModel, look: Callable[[str, Float32Array], None
 
     Args:
         first: the model; one parameter of it, or a part of one, is in memory at a time.
-        look: is shown every parameter, or part of one, before its bytes, and may raise an error.
+        look: called with every parameter, or part of one, before its bytes; may raise an error.
     """
 
     def values() -> Iterator[Float32Array]:

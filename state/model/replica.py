@@ -268,8 +268,8 @@ def examine_checkpoint(
 
     Args:
         data: the file, read a piece at a time.
-        look: is shown all values in the order of the replica digest, a flat piece at a time: the parameter's name, and
-            a piece of the parameter or of its outer momentum.
+        look: called with all values in the order of the replica digest, a flat piece at a time: the parameter's name,
+            and a piece of the parameter or of its outer momentum.
 
     Raises:
         InvalidDocument: as `parse_checkpoint`.

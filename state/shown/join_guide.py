@@ -1,6 +1,6 @@
 """Instructions for joining a run: the trainer, the extras, the data, and the disk space that a client needs.
 
-All of it follows from the run's state file and the layout of its model, so that every reader is told the same.
+All of it follows from the run's state file and the layout of its model, so that every reader gets the same.
 """
 
 from dataclasses import dataclass

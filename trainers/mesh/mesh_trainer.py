@@ -39,7 +39,7 @@ class MeshTrainer:
         options: the mesh.
         state: the run's state file.
         spec: the run's model, complete.
-        servers: returns the client's current ticket for data servers, or says what else they are told.
+        servers: the client's access to data servers, or a function that returns its current ticket for them.
         worker: computes differences; closed by `aclose`.
     """
 

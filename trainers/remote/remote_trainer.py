@@ -3,7 +3,7 @@
 Theory of operation. A round begins by sending its parameters. The examples of each local step are cut into chunks
 within the service's limits and submitted in order, some at a time; the service adds up their gradients. When all are
 answered, the service takes the optimizer step. At the end the parameters are fetched. When a chunk finally fails, the
-local step fails, and with it the round's training: the service is told to discard it, and the next round starts over.
+local step fails, and with it the round's training: the service discards it on request, and the next round starts over.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Attention for rows that are padded on the right, through transformers' own implementation.
 
 transformers inspects the values of a mask, or positions, to find out whether rows are padded or packed; on a GPU
-each look waits for the device. The rows of `NextTokenLoss` are never packed, and what pads them lies on the right,
-where a causal model does not look. So its attention is told so once, under a name of its own.
+each inspection waits for the device. The rows of `NextTokenLoss` are never packed, and their padding is on the right,
+which a causal model does not attend to. An attention under a name of its own declares this once.
 """
 
 from typing import Any

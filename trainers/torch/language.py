@@ -2,7 +2,7 @@
 
 Each example is a row of its own, padded on the right to the longest of its micro-batch. So documents that were packed
 into one row do not see each other, whatever the model's kind of attention, and padding changes nothing: what is causal
-never looks to the right. The first place of an example is not predicted, because nothing comes before it.
+never attends to the right. The first place of an example is not predicted, because nothing comes before it.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Who may join, beyond what the state file says: invitations and keys that an operator's commands made or took back.
 
-Of a key, the last word counts, whether the state file or a command said it: a command may admit a key that the file
+The last decision on a key counts, whether of the state file or of a command: a command may admit a key that the file
 does not list, and remove one that it lists; a file that is edited to list a key admits it again. An invitation of a
 command admits as many clients as it says, until it expires; those that it has admitted stay admitted, until it is
 taken back.

@@ -63,7 +63,7 @@ class Checkpointing:
     Attributes:
         step: the replica to be kept.
         turns: whose turn it is to write it.
-        claims: what has arrived of it.
+        claims: the digests that clients have claimed for it.
         ends_s: when it is given up, while rounds go on; None if it ends with its phase.
         plan: not in snapshots; computed when it is needed first (`planned`).
     """

@@ -1,4 +1,4 @@
-"""Numbers of members by what the phases ask of them, kept while single members change instead of counted anew.
+"""Numbers of members as the phases need them, kept while single members change instead of counted anew.
 
 A rest ends by itself, as time passes: numbers hold until the first rest does, and are counted anew then.
 """
@@ -81,7 +81,7 @@ class Tally:
         return is_same and self.since_s <= now_s < self.until_s
 
     def changed(self, members: object, before: Member | None, after: Member | None, now_s: float) -> "Tally":
-        """Return the tally of the members after one of them changed; None stands for no member."""
+        """Return the tally of the members after one of them changed; None means no member."""
         numbers = self.numbers
         if before is not None:
             numbers = numbers.plus(numbers_of(before, self.run_data, now_s), -1)

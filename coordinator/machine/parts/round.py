@@ -1,4 +1,4 @@
-"""The round under way, as a value of a few parts: its clients' tasks, and what has arrived of them."""
+"""The round under way, as a value of a few parts: its clients' tasks, and the messages that have arrived."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

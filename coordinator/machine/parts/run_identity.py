@@ -34,7 +34,7 @@ class RunIdentity(WireDocument):
 
     Attributes:
         state_file: as it was read last.
-        config_sha256: the digest of what clients see of it.
+        config_sha256: the digest of the state file as clients see it.
         lineage: 16 random bytes in hex, anew whenever later documents become void.
         coordinator_key: the coordinator's raw Ed25519 public key in hex.
         compacted: the part of the journal that is kept as a proof; None if all of it is kept.
@@ -54,7 +54,7 @@ class RunIdentity(WireDocument):
         return self if compacted is self.compacted else replace(self, compacted=compacted)
 
     def with_state_file(self, state_file: StateFile) -> "RunIdentity":
-        """Return the identity with an edited state file, and the digest of what clients see of it."""
+        """Return the identity with an edited state file, and the digest of that file as clients see it."""
         return replace(self, state_file=state_file, config_sha256=document_digest(config_json(state_file)))
 
 

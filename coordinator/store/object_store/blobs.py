@@ -43,7 +43,7 @@ SHOWN_WITHIN_S = 5.0
 """Time in which a store shows an object that was put into it."""
 LOOK_EVERY_S = 0.25
 FORGOTTEN_AFTER_S = 3600.0
-"""Age at which an object in `incoming/` is deleted that no client was told to put there by this process."""
+"""Age at which an object in `incoming/` is deleted for which this process gave no client a grant."""
 
 
 class ObjectBlobs(ObjectReader):
@@ -192,7 +192,7 @@ class ObjectBlobs(ObjectReader):
         return await self._objects.signed("GET", key_of(sha256))
 
     async def look(self, sha256: Sha256, *, reads: bool) -> None:
-        """Look whether a held blob is still where `signed_get` leads, because somebody did not find it there.
+        """Check whether a held blob is still where `signed_get` leads, because somebody did not find it there.
 
         Args:
             sha256: the blob.
@@ -244,7 +244,7 @@ class ObjectBlobs(ObjectReader):
         self._puts.end(_incoming_key(sha256, sender))
 
     async def take_in(self, sha256: Sha256, size_bytes: int, sender: ClientId) -> OpenObject | None:
-        """Take what a client has put where `signed_put` said out of its reach, and return it; it is not held yet.
+        """Move the object that a client has put by `signed_put` out of its reach, and return it; it is not held yet.
 
         `settle` must follow. Return None, and change nothing, if the blob is held already.
 

@@ -1,4 +1,4 @@
-"""Uploads that clients were told to begin: each takes room until it was taken in, or refused, or comes too late."""
+"""Uploads that clients were granted: each takes room until it was taken in, or refused, or comes too late."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ MAX_PUTS_PER_CLIENT = 4
 
 @dataclass(frozen=True, slots=True)
 class _Put:
-    """An upload that a client was told to begin: whose, its size, and until when it may end."""
+    """An upload that a client was granted: whose, its size, and until when it may end."""
 
     sender: ClientId
     size_bytes: int
@@ -54,7 +54,7 @@ class GrantedPuts:
             self.end(other)
 
     def grant(self, key: str, sender: ClientId, size_bytes: int) -> None:
-        """Note that a client was told to put so many bytes."""
+        """Note that a client was granted an upload of so many bytes."""
         self.make_way(key, sender)
         self._puts[key] = _Put(sender, size_bytes, self._now_s() + TAKEN_WITHIN_S)
         self._total_bytes += size_bytes

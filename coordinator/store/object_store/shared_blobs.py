@@ -44,7 +44,7 @@ class SharedObjectBlobs(ObjectBlobs):
         await super().look(sha256, reads=reads)
 
     async def _is_settled(self, sha256: Sha256, size_bytes: int) -> bool:
-        """Return whether anybody holds a blob: its bytes tell, as long as an original of it is left."""
+        """Return whether anybody holds a blob, as its bytes show while an original of it is left."""
         if await self._size_there(sha256) != size_bytes:
             self._let_go(sha256)
             return False

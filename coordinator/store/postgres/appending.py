@@ -34,7 +34,7 @@ class AppendingDatabase(PostgresDatabase):
         super().__init__(conninfo, name)
         self._run_id = run_id
         self._server: ServerIdentity | None = None
-        """The server of which the journal was read; None before, or if it does not tell."""
+        """The server of which the journal was read; None before, or if it does not identify itself."""
         self._is_note_due = True
         """Whether the next record notes the server."""
         self._asked: tuple[Connection | None, ServerIdentity | None] = (None, None)
@@ -88,7 +88,7 @@ class AppendingDatabase(PostgresDatabase):
 
 
 async def _identity(database: Database) -> ServerIdentity | None:
-    """Return the server that answers; None if it is not one that tells (some services' do not)."""
+    """Return the server that answers; None if it does not identify itself (some services' do not)."""
     try:
         return identity_in((await database.transact(Statement(IDENTITY)))[0])
     except StoreBlocked:

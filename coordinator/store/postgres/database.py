@@ -38,7 +38,7 @@ SELECT set_config('lock_timeout', %(limit)s, false),
   set_config('idle_in_transaction_session_timeout', %(limit)s, false),
   CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', false) END
 """
-"""What every session sets: no wait without a limit, and no commit that is told before it is durable."""
+"""Settings of every session: no wait without a limit, and no commit that is confirmed before it is durable."""
 
 Connection: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
@@ -231,7 +231,7 @@ def limited(connection: Connection, within_s: float) -> Iterator[None]:
         nonlocal has_hung_up
         has_hung_up = True
         with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as line:
-            line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer is told that none comes
+            line.shutdown(socket.SHUT_RDWR)  # whoever waits for an answer gets an error
 
     timer = asyncio.get_running_loop().call_later(within_s, hang_up)
     try:

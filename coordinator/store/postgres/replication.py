@@ -156,13 +156,13 @@ async def served_at(database: PostgresDatabase, run_id: str) -> str | None:
 
 
 async def is_served(database: PostgresDatabase, run_id: str) -> bool:
-    """Return whether a coordinator was seen lately that serves the run. Raise `StoreFailed` if nobody can tell."""
+    """Return whether a coordinator that serves the run was seen lately. Raise `StoreFailed` if that is unknown."""
     (rows,) = await database.transact(Statement(_IS_SERVED, {"run": run_id, "lease": LEASE_S}))
     return bool(rows)
 
 
 def _sequence_in(payload: str) -> int | None:
-    """Return the number of the record that a notification tells of; None if it is another's, or unreadable."""
+    """Return the number of the record that a notification names; None if it is another's, or unreadable."""
     try:
         return int(json.loads(payload)["sequence"])
     except (ValueError, KeyError, TypeError):

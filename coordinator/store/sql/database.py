@@ -53,7 +53,7 @@ class Database(Protocol):
         """Return the version of the tables; None if there are none."""
 
     async def problems(self) -> tuple[str, ...]:
-        """Return what the database itself finds wrong with its pages, where it can tell."""
+        """Return the damage that the database itself finds in its pages, where it can check them."""
 
     async def aclose(self) -> None:
         """Close the connection for good. May be called again."""

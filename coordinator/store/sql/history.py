@@ -109,7 +109,7 @@ class JournalReader:
         """
         number = (await self._rows(_FIRST))[0][0] if start is None else start
         if number is None:
-            await self._found(None)  # a run whose segments are all missing is told
+            await self._found(None)  # a run whose segments are all missing is an error
         while number is not None:
             found = await self._found(number)
             if found is None:

@@ -14,7 +14,7 @@ Where the answer to a transaction is lost, with the connection or the server, th
 a new connection. Whichever of the two comes first moves the row, and the other finds the record. So it is never kept
 twice, also if the first one is committed later still.
 
-After a failover another server answers. Nothing is appended there before the journal was loaded again, which tells
+After a failover another server answers. Nothing is appended there before the journal was loaded again, which shows
 whether it lacks the record that this coordinator knows as the last, and whether it may lack others.
 
 Small blobs come with the record by which the run needs them, in the same transaction. Deleting some locks the run's row

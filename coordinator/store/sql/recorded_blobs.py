@@ -92,7 +92,7 @@ class RecordedBlobs(RecordedBlobReader):
         return self._journal.blob_bytes.arriving(size_bytes)
 
     async def drop(self, digests: Collection[Sha256], known: int) -> None:
-        """Delete those of these blobs that are held, unless the journal has gone on.
+        """Delete those of these blobs that are held, unless the journal has newer records.
 
         Args:
             digests: at most `DROPPED_AT_A_TIME`.

@@ -24,12 +24,12 @@ from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import StoreBlocked, StoreFailed
 
 FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
-"""Errors of a write that found no room; a quota's, and a limit's of a file's size, are told as a write's."""
+"""Errors of a write that found no room; those of a quota, or of a limit of a file's size, count as a write's."""
 PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CANTOPEN})
 WAL_BYTES = 64 * 1024 * 1024
 """Size to which the write-ahead log is cut once its content is in the database."""
 MAX_TOLD = 20
-"""Maximum number of damaged pages that are told."""
+"""Maximum number of damaged pages that are named."""
 _SETTINGS = ("journal_mode=WAL", "synchronous=FULL", f"journal_size_limit={WAL_BYTES}", "cell_size_check=ON")
 
 T = TypeVar("T")

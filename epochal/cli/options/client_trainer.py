@@ -1,7 +1,7 @@
 """The trainer of `epochal client`: checked before the client joins its run, and opened after it.
 
-The rule kept here: what can be wrong with it is said before the client joins, so that nobody else sees a member that
-cannot train.
+The rule kept here: mistakes in it are reported before the client joins, so that nobody else sees a member that cannot
+train.
 """
 
 import asyncio

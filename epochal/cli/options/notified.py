@@ -1,4 +1,4 @@
-"""The addresses that a state file notifies, with what the environment holds of them."""
+"""The addresses that a state file notifies, with the secrets that the environment holds."""
 
 import os
 

@@ -69,7 +69,7 @@ def permissions_in_words(permissions: Permissions, data: str | None) -> Sequence
         InvalidInput: `EPOCHAL_HTTP_HEADERS` is wrong.
     """
     if permissions.folders is None:
-        return (("everything", "you said that the run is your own"),)
+        return (("everything", "you declared the run your own"),)
     networks = () if permissions.reach is None else tuple(map(str, permissions.reach.networks))
     headers = tuple(f"{host} (EPOCHAL_HTTP_HEADERS)" for host in HttpOptions.from_environment().headers)
     location = None if data is None else parse_location(data)

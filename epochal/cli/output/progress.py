@@ -1,7 +1,7 @@
 """Shows long work: a bar with an estimate where standard error is a terminal, else a log line now and then.
 
-The rule kept here: whatever else a command prints meanwhile stands above the bar, whole; the bar vanishes when the work
-ends, and leaves the terminal as it was, also where the process is killed.
+The rule kept here: other output of a command appears above the bar, whole; the bar vanishes when the work ends, and
+leaves the terminal as it was, also where the process is killed.
 """
 
 import contextlib

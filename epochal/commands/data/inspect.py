@@ -84,7 +84,7 @@ def inspect(
     """Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded.
 
     Some of the data are read, to find tokens that no model knows. Parts of the sample that are masked, and so not
-    learnt, are told apart. The exit code is 2 if the location cannot be read.
+    learnt, are marked. The exit code is 2 if the location cannot be read.
     """
     if state is None:
         if location is None:
@@ -182,7 +182,7 @@ async def _first_sample(provider: DataProvider, run: StateFile | None, decode: D
 
 
 async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
-    """Look at some of the data: for the run that is asked for, or for any model."""
+    """Check some of the data: for the run that is asked for, or for any model."""
     if asked.run is not None:
         vocabulary = vocabulary_of(asked.run)
         async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:

@@ -77,7 +77,7 @@ def checked_keys(keys: list[str]) -> list[str]:
     """Return public keys as they are.
 
     Raises:
-        InvalidInput: one is none.
+        InvalidInput: one of them is no key.
     """
     for key in keys:
         if not _KEY.fullmatch(key):

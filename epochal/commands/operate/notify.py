@@ -28,7 +28,7 @@ def notify(
         nonlocal failed
         async with open_notice_client() as client:
             for address in addresses:
-                message = f"This is a test of {address.place}. It is told: {', '.join(address.on)}."
+                message = f"This is a test of {address.place}. It is notified of: {', '.join(address.on)}."
                 notice = Notice(address.on[0], "test", message, time.time())
                 answer = await tell(client, address, state.run_id, notice)
                 failed |= answer.result != "delivered"

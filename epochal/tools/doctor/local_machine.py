@@ -206,7 +206,7 @@ def available_memory() -> int | None:
 
 def _memory(available: int | None) -> Finding:
     if available is None:
-        return Finding("Memory", "note", "this system does not tell how much is free")
+        return Finding("Memory", "note", "this system does not report how much is free")
     return Finding("Memory", "ok", f"{gib(available)} free, {os.cpu_count() or 1} processors")
 
 
@@ -230,7 +230,7 @@ def merge_finding() -> Finding:
         return Finding("Test merge", "problem", error.message, advice, "unsound-arithmetic")
     if digest != MERGED_DIGEST:
         found = f"the merged replica has digest {digest[:16]}…, and must have {MERGED_DIGEST[:16]}…"
-        advice = "this machine's arithmetic differs: do not train on it; tell us"
+        advice = "this machine's arithmetic differs: do not train on it; please report it"
         return Finding("Test merge", "problem", found, advice, "unsound-arithmetic")
     rate = MERGED_PARAMETERS / max(took_s, 1e-9) / 1e6
     return Finding("Test merge", "ok", f"bit-identical; {rate:.0f} million parameters a second, digest included")

@@ -17,7 +17,7 @@ WORDS = {
     "encoding": ("machine", "is encoding a result on the client's or coordinator's machine"),
     "check": ("machine", "is checking a result on the client's or coordinator's machine"),
 }
-"""What limits a part of a round, and what is said of it; the slowest clients are named in it."""
+"""The limit of each part of a round, and the sentence about it, which names the slowest clients."""
 
 
 def bottleneck(parts: dict[str, float], played: PlayedRun, last: PlayedRound) -> tuple[str, str, str]:

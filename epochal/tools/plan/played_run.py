@@ -144,7 +144,7 @@ class PlayedRun:
         self._stages: dict[ClientId, Stages] = {}
         self._started_s = 0.0
         self._events: list[tuple[float, int, stimuli.Stimulus]] = []
-        """What the machine will be told, as a heap; what comes too late for its round is refused then."""
+        """Stimuli that are still to be handled, as a heap; those that come too late for their round are refused."""
         self._numbers = itertools.count(1)
         self._tell(stimuli.CoordinatorStarted())
         self._tell(self._genesis())
@@ -174,7 +174,7 @@ class PlayedRun:
                     pass
 
     def _pass(self, is_over: Callable[[], bool], end_s: float) -> bool:
-        """Tell the machine what comes, and of the time between, until it is over; return False if that takes long."""
+        """Handle the stimuli, and the time between them, until it is over; return False if that takes long."""
         while not is_over():
             clock = self.run.clock
             tick_s = self.now_s + max(TICK_S, TICKS_OF_A_PHASE * (self.now_s - clock.phase_started_s))
@@ -365,7 +365,7 @@ class PlayedRun:
         self._at(kept_s, stimuli.AttestationReceived(client_id, report))
 
     def other_copies(self, witnesses: Collection[ClientId]) -> list[float]:
-        """Return for how many clients each of a group stands that is none of these witnesses."""
+        """Return how many clients each client of a group represents that is not one of these witnesses."""
         found = []
         for number, group in enumerate(self.groups):
             elected = sum(self._group_of[client_id] == number for client_id in witnesses)

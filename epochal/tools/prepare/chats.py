@@ -48,7 +48,7 @@ class ChatEncoder:
     """Encodes conversations. Each process makes its own.
 
     Raises:
-        InvalidInput: an extra is missing, or the template is none.
+        InvalidInput: an extra is missing, or the template cannot be used.
     """
 
     def __init__(self, options: ChatOptions, tokenizer: NamedTokenizer) -> None:
@@ -61,7 +61,7 @@ class ChatEncoder:
         self._forged = re.compile("|".join(map(re.escape, forgeries))) if forgeries else None
 
     def rendered(self, record: Any) -> bytes:
-        """Return the text of a record's conversation and what of it is learnt, for `encode`.
+        """Return the text of a record's conversation and the parts of it that are learnt, for `encode`.
 
         Raises:
             CorruptData: the record is no conversation, or holds a special token of the tokenizer's or a marker of the

@@ -38,7 +38,7 @@ class PortionEncoder:
     """Encodes portions. Each process makes its own.
 
     Raises:
-        InvalidInput: an extra is missing, or the tokenizer or template is none.
+        InvalidInput: an extra is missing, or the tokenizer or template cannot be used.
     """
 
     def __init__(self, options: PrepareOptions, tokenizer: NamedTokenizer, chat: ChatOptions | None) -> None:

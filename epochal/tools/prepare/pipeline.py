@@ -96,7 +96,7 @@ def prepare(
     chat = None
     if options.chat:
         chat = ChatOptions(*template_of(options.template, found), options.learn)
-        ChatEncoder(chat, found)  # raises if the template is none, before a process is started
+        ChatEncoder(chat, found)  # raises if the template cannot be used, before a process is started
         content["template"] = {"name": chat.template_name, "sha256": hashlib.sha256(chat.template.encode()).hexdigest()}
     show = show or _show_nothing
     with working_folder(folder, content) as working:

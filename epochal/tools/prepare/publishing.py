@@ -1,7 +1,7 @@
 """Puts a finished preparation into place: shards, manifests, tokenizer, and the files of a run.
 
 The rules kept here: every step can be repeated after a kill, and the training split's folder comes last, so that where
-it is, everything is; a file that a person has edited is left as it is, and said so.
+it is, everything is; a file that a person has edited is left as it is, and reported.
 """
 
 import asyncio

@@ -116,7 +116,7 @@ def _decompressed(file: SourceText, stored: Any) -> io.BufferedReader:
 
 
 def _lines(file: SourceText, stream: io.BufferedReader, cut: str) -> Iterator[_Document]:
-    """Yield each line, what stands between blank lines, or the whole file."""
+    """Yield each line, each text between blank lines, or the whole file."""
     held: list[bytes] = []
     size = first = line = 0
 

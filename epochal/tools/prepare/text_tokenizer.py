@@ -117,7 +117,7 @@ class NamedTokenizer:
     """A tokenizer that was found.
 
     Attributes:
-        identity: what a manifest says of it.
+        identity: its entry in a manifest.
         files: content of its files by name; empty for bytes.
     """
 

@@ -99,7 +99,7 @@ class Report:
 
 
 Show = Callable[[RunStatus, list[str]], None]
-"""Called with the status, and with notes of what was done to the run, whenever one of them changes."""
+"""Called with the status, and with notes of the interventions in the run, whenever one of them changes."""
 
 
 class LocalRun:
@@ -107,8 +107,8 @@ class LocalRun:
 
     Args:
         options: of the run.
-        show: is told how the run stands.
-        announce: is told the coordinator's address, as soon as it serves.
+        show: called with the run's status.
+        announce: called with the coordinator's address, as soon as it serves.
     """
 
     def __init__(self, options: LocalRunOptions, show: Show, announce: Callable[[str], None] = lambda _: None) -> None:

@@ -1,6 +1,6 @@
 """The curves of a run as data: what is drawn, with units, and nothing of how; `plots.py` draws them.
 
-Series differ in colour and in dashes, so that they can be told apart without colours.
+Series differ in colour and in dashes, so that they can be distinguished without colours.
 """
 
 import math

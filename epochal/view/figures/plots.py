@@ -19,7 +19,7 @@ MAX_DRAWN = 1e30
 COLOURS = (
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#332288", "#882255", "#44aa99",
 )  # fmt: skip
-"""Those of Okabe and Ito (jfly.uni-koeln.de/color), which all kinds of colour vision tell apart."""
+"""Those of Okabe and Ito (jfly.uni-koeln.de/color), which all kinds of colour vision distinguish."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 4", "12 5")
 HATCHES = ("", "//", "\\\\", "xx", "..", "||", "--", "++", "oo", "**")
 SETTINGS: dict[Any, Any] = {

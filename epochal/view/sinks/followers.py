@@ -31,7 +31,7 @@ class FollowOptions:
     Attributes:
         is_once: whether to end with the rounds that have ended, instead of with the run.
         policy: how long to retry when the coordinator does not answer.
-        say: is told in lines what happens.
+        say: called with a line for each event.
     """
 
     is_once: bool

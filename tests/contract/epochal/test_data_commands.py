@@ -200,7 +200,7 @@ def test_manifest_of_other_files_alone_says_what_is_lost(tmp_path: Path) -> None
     path = tmp_path / "epochal-manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"preparation": {}}))
     (tmp_path / "sonnet.bin").write_bytes(bytes(160))
-    data("manifest", tmp_path).expect(0, "no file of the earlier manifest is there: preparation no longer said")
+    data("manifest", tmp_path).expect(0, "no file of the earlier manifest is there: preparation no longer known")
     assert "preparation" not in json.loads(path.read_text())
     path.write_text("{")
     data("manifest", tmp_path).expect(0, "is not a manifest", "nothing was carried over")

@@ -272,8 +272,8 @@ async def test_grant_with_a_header_of_the_coordinators_choice_is_not_followed() 
     ("place", "headers", "said"),
     [
         ("http://someone:secret@127.0.0.1:{}/x", {}, "with a name and a password"),
-        ("http://127.0.0.1:{}99999/x", {}, "a URL that is none"),
-        ("http://[127.0.0.1:{}/x", {}, "a URL that is none"),
+        ("http://127.0.0.1:{}99999/x", {}, "an invalid URL"),
+        ("http://[127.0.0.1:{}/x", {}, "an invalid URL"),
         ("http://127.0.0.1:{}/\x07", {}, "cannot be sent"),
         ("http://127.0.0.1:{}/x", {"Content-Type": "\u00e9"}, "cannot be sent"),
     ],
