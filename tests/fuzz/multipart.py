@@ -12,6 +12,14 @@ DELIMITER = b"\r\n--" + BOUNDARY
 RANGES = ((2, 5), (9, 10), (20, 40))
 
 
+def _part(start: int, stop: int) -> bytes:
+    head = b"\r\nContent-Range: bytes %d-%d/%d\r\n\r\n" % (start, stop - 1, SIZE_BYTES)
+    return DELIMITER + head + bytes(stop - start)
+
+
+SEEDS = [b"".join(_part(start, stop) for start, stop in RANGES) + DELIMITER + b"--"]
+
+
 def fuzz_one(data: bytes) -> None:
     """Take the bytes for a body; check that only places of the ranges are written."""
     boundary_of(data[:128].decode("latin-1"))

@@ -1,13 +1,14 @@
 """Every target of `make fuzz` on its seeds, damaged here and there: so that none of them rots."""
 
 import importlib
+import inspect
 from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz.__main__ import targets
+from tests.fuzz.__main__ import INSTRUMENTED, targets
 
 TARGETS = targets()
 
@@ -19,6 +20,13 @@ def target(name: str) -> tuple[Callable[[bytes], None], list[bytes]]:
 
 def test_decoders_that_others_send_bytes_to_are_targets() -> None:
     assert {"frames", "multipart", "megatron", "npy", "tar"} <= set(TARGETS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_target_decodes_with_packages_that_are_instrumented(name: str) -> None:
+    parts = vars(importlib.import_module(f"tests.fuzz.{name}")).values()
+    modules = {part.__module__ for part in parts if inspect.isfunction(part) or inspect.isclass(part)}
+    assert "epochal" in {module.partition(".")[0] for module in modules} & set(INSTRUMENTED)
 
 
 @pytest.mark.parametrize("name", TARGETS)
