@@ -32,8 +32,10 @@ RESET = struct.pack("ii", 1, 0)
 """Option with which closing a connection resets it: the system then keeps nothing more of it."""
 TLS_TIMEOUT_S = 20.0
 """Maximum time for a TLS handshake, and for the end of a TLS connection."""
-TLS_BUFFER_BYTES = 64 * 1024
-"""Bytes that a TLS connection receives at a time, and holds while it is idle."""
+TLS_BUFFER_BYTES = 256 * 1024
+"""Bytes that one of an acceptor's TLS connections receives at a time."""
+TLS_RECORD_BYTES = 16 * 1024
+"""Maximum length of what a TLS record carries (RFC 8446, section 5.1)."""
 
 ProtocolFactory = Callable[[Connection], asyncio.Protocol]
 
@@ -54,10 +56,19 @@ def listening_socket(host: str, port: int) -> socket.socket:
     return listener
 
 
-class _SmallTlsProtocol(SSLProtocol):
-    """TLS with a smaller buffer for what it receives: asyncio's own has 256 KiB for each connection, idle or not."""
+class _TlsProtocol(SSLProtocol):
+    """TLS that receives into a buffer which all connections of an event loop share, so that an idle one holds none.
 
-    max_size = TLS_BUFFER_BYTES
+    What was received is copied out of the buffer before the loop turns to another connection. asyncio's own protocol
+    has 256 KiB for each connection.
+    """
+
+    max_size = TLS_RECORD_BYTES
+
+    def share(self, buffer: bytearray) -> None:
+        """Receive into this buffer from now on, at least `TLS_RECORD_BYTES` long."""
+        self._ssl_buffer = buffer
+        self._ssl_buffer_view = memoryview(buffer)
 
 
 class Acceptor:
@@ -81,6 +92,7 @@ class Acceptor:
         self._connections = connections
         self._protocol_of = protocol_of
         self._tls = tls
+        self._tls_buffer = bytearray(TLS_BUFFER_BYTES if tls is not None else 0)
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         self._opening: set[asyncio.Task[None]] = set()
@@ -165,7 +177,7 @@ class Acceptor:
             await self._loop.connect_accepted_socket(lambda: protocol, accepted)
             return
         ready: asyncio.Future[None] = self._loop.create_future()
-        tls = _SmallTlsProtocol(
+        tls = _TlsProtocol(
             self._loop,
             protocol,
             self._tls,
@@ -174,6 +186,7 @@ class Acceptor:
             ssl_handshake_timeout=TLS_TIMEOUT_S,  # type: ignore[arg-type]  # seconds may have fractions
             ssl_shutdown_timeout=TLS_TIMEOUT_S,
         )
+        tls.share(self._tls_buffer)
         transport, _ = await self._loop.connect_accepted_socket(lambda: tls, accepted)
         try:
             await ready

@@ -30,7 +30,7 @@ from tests.support.servers.data_server import HOST, open_client, serving
 
 ALL = DataIds(0, 40)
 IDLE = 8
-MOST_IDLE_BYTES = 128 * 1024
+MOST_IDLE_BYTES = 48 * 1024
 
 
 @pytest.fixture
