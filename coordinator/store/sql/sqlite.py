@@ -23,8 +23,9 @@ from epochal.runtime.files.durable_files import REAL_DISK, open_private, sync_fo
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import StoreBlocked, StoreFailed
 
-FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
-"""Errors of a write that found no room; those of a quota, or of a limit of a file's size, count as a write's."""
+FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_SHMSIZE})
+"""Errors of a write that found no room; those of a quota, or of a limit of a file's size, count as a write's. A log
+beyond 16 MiB needs a larger file of shared memory."""
 PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CANTOPEN})
 WAL_BYTES = 64 * 1024 * 1024
 """Size to which the write-ahead log is cut once its content is in the database."""

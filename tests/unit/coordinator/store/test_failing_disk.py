@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import epochal.coordinator.store.failures
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.files.opening import open_folder_store
+from epochal.coordinator.store.sql.sqlite import failure_of
 from epochal.coordinator.store.store import Store
 from epochal.state.errors import StoreBlocked
 from epochal.state.wire import sha256_hex
@@ -76,3 +78,11 @@ async def test_room_that_is_missing_is_told(tmp_path: Path, store: Store, failin
     with pytest.raises(StoreBlocked):
         await store.check_room(100_000)
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_log_whose_shared_memory_finds_no_room_is_blocked() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_SHMSIZE
+    failure = failure_of("a store", error)
+    assert isinstance(failure, StoreBlocked)
+    assert failure.is_full
