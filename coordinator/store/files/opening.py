@@ -1,17 +1,21 @@
 """Opening a run in a folder: its database in SQLite, its lock, and its blobs."""
 
+import asyncio
 import contextlib
 import sqlite3
 from pathlib import Path
 
+from epochal.coordinator.store.failures import store_failure
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import DATABASE_FILE, FolderPlace
 from epochal.coordinator.store.sql.database import Statement
 from epochal.coordinator.store.sql.schema import check_schema
-from epochal.coordinator.store.sql.sqlite import SqliteDatabase, connect, failure_of
+from epochal.coordinator.store.sql.sqlite import SqliteDatabase, connect, failure_of, log_of
+from epochal.coordinator.store.sql.write_ahead_log import damage_in
 from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
 from epochal.state.config.blob_place import BlobPlace
+from epochal.state.errors import StoreFailed
 
 UNNAMED_RUN = "run"
 """Name in its folder of a run that has none yet."""
@@ -40,6 +44,7 @@ async def open_folder_store(
     async with contextlib.AsyncExitStack() as on_failure:
         for opened in (place, writing, other):
             on_failure.push_async_callback(opened.aclose)
+        await asyncio.to_thread(_check_log, name, path)
         await other.make_tables()
         (found,) = await other.transact(Statement(_RUN))
         store = Store((writing, other), found[0][0] if found else run_id or UNNAMED_RUN, place, name)
@@ -48,6 +53,16 @@ async def open_folder_store(
         await store.open_blobs(own, run_id, blobs, max_blob_bytes)
         on_failure.pop_all()
     return store
+
+
+def _check_log(name: str, path: Path) -> None:
+    """Raise `StoreFailed` if transactions are lost that the database's write-ahead log held."""
+    try:
+        damage = damage_in(log_of(path))
+    except OSError as error:
+        raise store_failure(name, error) from error
+    if damage is not None:
+        raise StoreFailed(f"{name}: {damage}; restore a backup, or move {path.name}-wal away and start with --restored")
 
 
 def open_folder_reader(run_dir: Path, *, writes: bool = False) -> StoreReader:
@@ -66,6 +81,8 @@ def open_folder_reader(run_dir: Path, *, writes: bool = False) -> StoreReader:
         with contextlib.closing(connect(path, writes=False)) as connection:
             tables = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'epochal_schema'").fetchone()
             number = connection.execute("SELECT max(number) FROM epochal_schema").fetchone() if tables[0] else (None,)
+            if number[0] is None:
+                _check_log(name, path)
             check_schema(number[0], name)
             found = connection.execute(_RUN).fetchone()
     except (sqlite3.Error, OSError) as error:

@@ -19,6 +19,7 @@ from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.store.failures import store_failure
 from epochal.coordinator.store.sql.database import STATEMENT_S, Database, Row, Statement
 from epochal.coordinator.store.sql.schema import TABLES, check_schema
+from epochal.coordinator.store.sql.write_ahead_log import damage_in
 from epochal.runtime.files.durable_files import REAL_DISK, open_private, sync_folder
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import StoreBlocked, StoreFailed
@@ -126,7 +127,15 @@ class SqliteDatabase:
         known = {sql.replace("IF NOT EXISTS ", "") for sql in TABLES} | {None}
         texts = [text for (text,) in checked if text != "ok"]
         texts += [f"the table {name} is damaged" for name, sql in tables if sql not in known]
-        return tuple(f"{self._path.name}: {text}" for text in texts)
+        found = tuple(f"{self._path.name}: {text}" for text in texts)
+        damage = await self._run(self._damage_in_log)
+        return found if damage is None else (*found, damage)
+
+    def _damage_in_log(self) -> str | None:
+        """Return what is damaged in the write-ahead log; None if that cannot be told while somebody writes it."""
+        log = log_of(self._path)
+        damage = damage_in(log)
+        return damage if damage is not None and damage == damage_in(log) else None
 
     async def copy_to(self, path: Path) -> None:
         """Copy the database as it is now into a new file, while others write to it; the copy is one file, durable."""
@@ -162,6 +171,11 @@ class SqliteDatabase:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.close()
             self._connection = None
+
+
+def log_of(path: Path) -> Path:
+    """Return the write-ahead log of a database file."""
+    return path.with_name(f"{path.name}-wal")
 
 
 def connect(path: Path, *, writes: bool) -> sqlite3.Connection:

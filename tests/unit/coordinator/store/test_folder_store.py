@@ -313,6 +313,23 @@ async def test_flipped_bit_that_changes_anything_is_found_and_named(whole: Path,
     assert found > len(original) / 149 / 4
 
 
+async def test_flipped_bit_in_the_log_is_named_where_commits_are_lost_by_it(tmp_path: Path) -> None:
+    store = await open_folder_store(tmp_path / "run", MAX_BLOB_BYTES)
+    sizes = [(tmp_path / "run" / WAL).stat().st_size async for _ in play(store)]
+    folder = copied(tmp_path / "run", tmp_path / "killed")
+    await store.aclose()
+    kept = {name: (folder / name).read_bytes() for name in (DATABASE_FILE, WAL)}
+    for place in (*range(0, 32, 3), *range(32, sizes[-3], 16_411)):
+        changed = bytearray(kept[WAL])
+        changed[place] ^= 1 << place % 8
+        for name, content in (kept | {WAL: changed}).items():
+            (folder / name).write_bytes(content)
+        (folder / SHM).unlink(missing_ok=True)
+        assert WAL in await problem_of(folder), place
+        with pytest.raises(StoreFailed, match=f"{WAL}: .*restore a backup"):
+            await told_by(folder)
+
+
 async def problem_of(run_dir: Path) -> str:
     """Return what reading all of a run finds wrong, as an audit does; "" if nothing is."""
     try:
