@@ -151,6 +151,7 @@ class MergeConfig(Section):
         error_feedback_decay: the factor of what was left out, each time.
         mean: of the differences: over all, or for each element over those that sent it.
         norm_limit: multiple of the usual length of results from which longer ones count for as much less; 0 for none.
+        update: how a round's mean is encoded, once for all members.
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -164,6 +165,7 @@ class MergeConfig(Section):
     error_feedback_decay: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.95
     mean: Literal["all", "senders"] = "all"
     norm_limit: Annotated[float, Field(ge=0, le=MAX_NORM_LIMIT)] = 1.5
+    update: Literal["int4", "int8", "exact"] = "int4"
 
     @property
     def has_momentum(self) -> bool:

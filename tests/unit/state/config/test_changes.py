@@ -43,6 +43,7 @@ REFUSED = [
     ("merge__codec", "int8"),
     ("merge__sparse_keep", 32),
     ("merge__error_feedback_decay", 0.9),
+    ("merge__update", "int8"),
 ]
 
 

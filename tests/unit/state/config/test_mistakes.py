@@ -117,6 +117,7 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("merge__error_feedback_decay", 0),
         ("merge__error_feedback_decay", 1.5),
         ("merge__mean", "median"),
+        ("merge__update", "sparse"),
         ("client__fetch_attempts", 101),
         ("client__prefetch_requests", 0),
         ("blobs__max_total_bytes", 0),
