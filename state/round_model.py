@@ -1,5 +1,8 @@
 """One model of a round, planned or real: how long its parts take, from sizes, links and speeds.
 
+A round's results are added up as they are checked; what is left after the last one is its own addition, the encoding of
+the update, and its publication. Then every client fetches the one update, and takes the outer step with it.
+
 Pure functions. `epochal plan` and `epochal init` play the coordinator's machine with them; tests compare them with real
 clients. A link is shared fairly by who uses it: each transfer gets its max-min fair part of its client's link and of
 the server's (Bertsekas and Gallager, *Data Networks*, 1992, section 6.5.2). Where clients are alike, they do alike.
@@ -10,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
-from epochal.state.messages.result_bundles import MAX_BUNDLED_BYTES
 
 MAX_CONCURRENT_FETCHES = 8
 """Maximum number of results that a client fetches at the same time."""
-PARTS = ("training", "data", "encoding", "upload", "check", "download", "merge", "messages", "waiting")
+PARTS = ("training", "data", "encoding", "upload", "check", "update", "download", "merge", "messages", "waiting")
 """The parts of a round, each once on the path that determines when it ends."""
 MESSAGE_BYTES = 450
 """About what a request or an answer takes, with its headers."""
@@ -26,6 +28,8 @@ DOCUMENT_BYTES = 2600
 """About what the run document takes, with its answer's headers."""
 TCP_WINDOW_BYTES = 14_600
 """Bytes that a connection sends before the first answer: ten segments (RFC 6928)."""
+UPDATE_CODECS: Mapping[str, str] = {"int4": "int4", "int8": "int8", "exact": "float32"}
+"""The codec of an update, by `merge.update`."""
 READ_DISK_S = 0.5e-9
 """Seconds for a byte of a checkpoint that is read and laid out, beside hashing it."""
 PAGE_S_PER_CLIENT = 0.00005
@@ -90,6 +94,7 @@ class RunSizes:
     Attributes:
         parameter_count: number of the model's parameters.
         result_bytes: of a client's result, as it travels.
+        update_bytes: of a round's update, as it travels.
         checkpoint_bytes: of a checkpoint, with outer momentum.
         tokens_per_batch: tokens of one batch.
         data_bytes_per_batch: that a client receives for one batch; 0 if the data lie on its disk.
@@ -97,6 +102,7 @@ class RunSizes:
 
     parameter_count: int
     result_bytes: int
+    update_bytes: int
     checkpoint_bytes: int
     tokens_per_batch: int
     data_bytes_per_batch: int
@@ -109,7 +115,7 @@ class CodecCosts:
     Attributes:
         encode_s: to encode a difference.
         check_s: to check a result.
-        merge_s: to decode and add one result of a merge.
+        merge_s: to decode and add one result, or an update.
     """
 
     encode_s: float
@@ -127,7 +133,7 @@ class Costs:
 
     Attributes:
         codecs: of each codec.
-        step_s: seconds for one parameter of a merge's outer step.
+        step_s: seconds for one parameter of an outer step.
         hash_s: seconds to hash one byte.
         message_s: processor time of the coordinator for a message and its answer.
         commit_s: seconds until a message that a coordinator received is durable.
@@ -260,18 +266,18 @@ class Delivery:
 
 
 @dataclass(frozen=True, slots=True)
-class ResultReader:
-    """Clients that are alike and fetch others' results.
+class UpdateReader:
+    """Clients that are alike and fetch an update.
 
     Attributes:
         group: what they are.
         count: their number.
-        pieces: number of results that become readable at one time, each with that time, in order.
+        from_s: when they ask for it; it is there by then.
     """
 
     group: ClientGroup
     count: float
-    pieces: tuple[tuple[float, float], ...]
+    from_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +289,7 @@ class RoundModel:
         links: of its servers.
         costs: of every machine's work.
         codec: of the results.
+        update: the update's encoding, as `merge.update`.
         through_store: whether results and checkpoints go through an object store.
         client_count: number of all clients.
     """
@@ -291,6 +298,7 @@ class RoundModel:
     links: Links
     costs: Costs
     codec: str
+    update: str
     through_store: bool
     client_count: int
 
@@ -300,20 +308,9 @@ class RoundModel:
         return self.links.store if self.through_store else self.links.coordinator
 
     @property
-    def results_from_bytes_per_s(self) -> float:
-        """How fast results are handed out: by the server's link, or by the processor that answers each request."""
-        return min(self.server.up_bytes_per_s, self.sizes.result_bytes / self.costs.message_s)
-
-    @property
     def is_delivered(self) -> bool:
         """Whether a result is so small that it comes with its commitment (`state/messages/deliveries.py`)."""
         return self.sizes.result_bytes <= MAX_DELIVERED_BYTES
-
-    @property
-    def bundled_count(self) -> int:
-        """Number of results that come along with the list of them."""
-        small = self.is_delivered and not self.through_store
-        return MAX_BUNDLED_BYTES // self.sizes.result_bytes if small else 0
 
     @property
     def check_s(self) -> float:
@@ -334,10 +331,38 @@ class RoundModel:
         sent_s = (MESSAGE_BYTES + REPORT_BYTES) / group.link.up_bytes_per_s + group.round_trip_s / 2
         return sent_s + count * self.costs.message_s + self.costs.commit_s
 
-    def merge_s(self, count: float) -> float:
-        """Return how long a client merges so many results."""
-        merging_s = self.sizes.parameter_count * (self.costs.step_s + count * self.costs.codecs[self.codec].merge_s)
-        return max(merging_s, self.costs.hash_s * self.sizes.checkpoint_bytes)
+    def listed_s(self, group: ClientGroup, count: float) -> float:
+        """Return how long after the last result a witness has the list of so many."""
+        listed_s = group.round_trip_s / 2 + ENTRY_BYTES * count / group.link.down_bytes_per_s
+        if count > 1:  # they hardly come at once: the list is asked for again, or was just then
+            listed_s += group.round_trip_s / 2 + PAGE_S_PER_CLIENT * self.client_count
+        return listed_s
+
+    def published_s(self, verified_s: float, decided_s: float) -> float:
+        """Return when a round's update can be fetched: its last result was checked, and its outcome decided, before."""
+        sizes, costs = self.sizes, self.costs
+        added_s = verified_s + costs.codecs[self.codec].merge_s * sizes.parameter_count
+        encode_s = costs.codecs[UPDATE_CODECS[self.update]].encode_s * sizes.parameter_count
+        encode_s += costs.hash_s * sizes.update_bytes + costs.commit_s
+        if self.through_store:
+            encode_s += sizes.update_bytes / min(self.links.coordinator.up_bytes_per_s, self.server.down_bytes_per_s)
+        return max(added_s, decided_s) + encode_s
+
+    def fetched_s(self, readers: Sequence[UpdateReader]) -> list[float]:
+        """Return when each of these clients holds the update, where all of them share the server's link."""
+        size_bytes, reads = self.sizes.update_bytes + MESSAGE_BYTES, list[LinkTransfer]()
+        for one in readers:
+            rate, round_trip_s = one.group.link.down_bytes_per_s, one.group.round_trip_s
+            begun_s = one.from_s + round_trip_s + self.slow_start_s(size_bytes, rate, round_trip_s)
+            reads.append(LinkTransfer(one.count, rate, ((begun_s, float(size_bytes)),)))
+        served = min(self.server.up_bytes_per_s, size_bytes / self.costs.message_s)
+        return [end_s + self.costs.hash_s * size_bytes for (end_s,) in arrivals_s(reads, served)]
+
+    @property
+    def merge_s(self) -> float:
+        """How long a client takes the outer step with an update that it holds."""
+        a_parameter_s = self.costs.step_s + self.costs.codecs[UPDATE_CODECS[self.update]].merge_s
+        return max(self.sizes.parameter_count * a_parameter_s, self.costs.hash_s * self.sizes.checkpoint_bytes)
 
     def warm_up_s(self, groups: Sequence[ClientGroup]) -> list[float]:
         """Return how long the clients of each group take to load a checkpoint, all at the same time."""
@@ -385,6 +410,7 @@ class RoundModel:
         alone_s = sizes.result_bytes / one.group.link.up_bytes_per_s + one.group.round_trip_s * (
             1 if self.is_delivered else 3 if self.through_store else 2
         )
+        alone_s += self.slow_start_s(sizes.result_bytes, one.group.link.up_bytes_per_s, one.group.round_trip_s)
         return Delivery(one.held_s, trained_s, data_s, encoded_s, committed_s, 0.0, alone_s, 0.0)
 
     def _checked(self, workers: Sequence[Workers], found: Sequence[Delivery]) -> list[Delivery]:
@@ -412,35 +438,3 @@ class RoundModel:
             read = [end_s for (end_s,) in arrivals_s(reads, rate)]
         work_s = self.check_s + costs.hash_s * sizes.result_bytes + costs.commit_s
         return [replace(delivery, verified_s=read_s + work_s) for delivery, read_s in zip(found, read, strict=True)]
-
-    def reads(self, readers: Sequence[ResultReader], *, is_witness: bool) -> list[LinkTransfer]:
-        """Return the transfers of others' results.
-
-        Args:
-            readers: who fetches them.
-            is_witness: whether they follow the list of results, with which small ones come along; else they ask for the
-                outcome's results.
-        """
-        each_bytes, found = self.sizes.result_bytes + MESSAGE_BYTES, []
-        bundled = self.bundled_count if is_witness else 0  # with each page of the list
-        for one in readers:
-            rate, round_trip_s = one.group.link.down_bytes_per_s, one.group.round_trip_s
-            pieces, begun_s = [], 0.0
-            for from_s, count in one.pieces:
-                listed_s = round_trip_s * (0.5 if is_witness else 1.0) + ENTRY_BYTES * count / rate
-                if is_witness and count > 1:  # they hardly come at once: the list is asked for again, or was just then
-                    listed_s += round_trip_s / 2 + PAGE_S_PER_CLIENT * self.client_count
-                asked = max(0.0, count - bundled)
-                turns = math.ceil(asked / MAX_CONCURRENT_FETCHES)
-                latency_s = turns * round_trip_s + (self.costs.message_s if asked else 0.0)
-                latency_s += self.slow_start_s(turns * each_bytes, rate, round_trip_s)
-                begun_s = max(begun_s, from_s + listed_s + latency_s)
-                pieces.append((begun_s, count * each_bytes))
-            found.append(LinkTransfer(one.count, rate, tuple(pieces)))
-        return found
-
-    def read_s(self, reads: Sequence[LinkTransfer], beside: Sequence[LinkTransfer]) -> list[list[float]]:
-        """Return when each piece of others' results is held, where other reads go on beside these."""
-        hash_s = self.costs.hash_s * (self.sizes.result_bytes + MESSAGE_BYTES)
-        ends = arrivals_s([*reads, *beside], self.results_from_bytes_per_s)
-        return [[end_s + hash_s for end_s in one] for one in ends[: len(reads)]]

@@ -11,6 +11,7 @@ from epochal.state.config.state_file import MergeConfig, RunConfig, StateFile
 from epochal.state.model.first_model import FirstModel, first_checkpoint, model_document
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.results import result_size_bound
+from epochal.state.round_model import UPDATE_CODECS
 from epochal.trainers.first_parameters import model_layout
 
 FLOAT32_BYTES = 4
@@ -24,7 +25,7 @@ class ModelSize:
         parameter_count: number of its parameters.
         first_bytes: size of the run's first checkpoint.
         checkpoint_bytes, result_bytes: sizes for which a coordinator keeps room, a few KiB above those of the files.
-        values_bytes: size of a result without its header.
+        values_bytes, update_bytes: sizes of a result, and of a round's update, without their headers.
     """
 
     parameter_count: int
@@ -32,6 +33,7 @@ class ModelSize:
     checkpoint_bytes: int
     result_bytes: int
     values_bytes: int
+    update_bytes: int
 
     @classmethod
     def of(cls, spec: ModelSpec, merge: MergeConfig) -> Self:
@@ -49,6 +51,7 @@ class ModelSize:
             checkpoint_size_bound(layout, len(model_document(spec)), has_momentum=merge.has_momentum),
             result_size_bound(layout, codec),
             codec_named(codec).encoded(layout).size_bytes,
+            codec_named(UPDATE_CODECS[merge.update]).encoded(layout).size_bytes,
         )
 
     @property

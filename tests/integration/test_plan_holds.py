@@ -38,6 +38,7 @@ STATE: dict[str, Any] = {
     "config__max_round_train_time": 60,
     "model__LLM__ngram": {"context": 2, "embedding": 16, "hidden": 100},
     "merge__codec": "float32",
+    "merge__update": "exact",
 }
 TOKENS_OF_A_ROUND = 12 * 16
 
@@ -69,8 +70,8 @@ class Kind:
 
 KINDS = {
     "upload-bound": Kind(FAST, 100_000, FAST, 0.02, 0.05, ("upload", "client")),
-    "coordinator-bound": Kind(FAST, FAST, 650_000, 0.02, 0.05, ("download", "server")),
-    "latency-bound": Kind(FAST, FAST, FAST, 0.32, 0.05, ("download", "latency")),
+    "coordinator-bound": Kind(FAST, FAST, 650_000, 0.02, 0.05, ("upload", "server")),
+    "latency-bound": Kind(FAST, FAST, FAST, 0.32, 0.05, ("messages", "latency")),
     "training-bound": Kind(FAST, FAST, FAST, 0.02, 1.5, ("training", "client")),
 }
 

@@ -1,11 +1,9 @@
 """The bottleneck of a round, and its cause, as sentences."""
 
 from epochal.state.round_model import ClientGroup
-from epochal.tools.plan.figures import delivery_of, fetching_s, last_delivered
+from epochal.tools.plan.figures import delivery_of, last_delivered
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 
-ROUND_TRIPS = 6
-"""About as many follow one another while a witness learns of results, fetches them, and learns of the last."""
 SHARED = 1.3
 """Multiple of the time that a transfer would take over the client's link alone, from which another link is to blame."""
 WORDS = {
@@ -13,9 +11,10 @@ WORDS = {
     "data": ("client", "is waiting for data by {}, beyond the time of training"),
     "messages": ("latency", "are messages on their way, and their turn at the coordinator"),
     "waiting": ("client", "is waiting for clients that do not deliver in time"),
-    "merge": ("machine", "is merging results on the client's or coordinator's machine"),
-    "encoding": ("machine", "is encoding a result on the client's or coordinator's machine"),
-    "check": ("machine", "is checking a result on the client's or coordinator's machine"),
+    "merge": ("machine", "is the outer step on the client's machine"),
+    "update": ("machine", "is adding up, encoding and publishing the update on the coordinator's machine"),
+    "encoding": ("machine", "is encoding a result on the client's machine"),
+    "check": ("machine", "is checking a result on the coordinator's machine"),
 }
 """The limit of each part of a round, and the sentence about it, which names the slowest clients."""
 
@@ -54,19 +53,16 @@ def _of_upload(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
 
 def _of_downloads(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
     model = played.model
-    slowest = max(last.stages.values(), key=lambda stages: fetching_s(last, stages))
+    slowest = max(last.stages.values(), key=lambda stages: stages.fetched_s - stages.published_s)
     group = played.groups[slowest.group]
-    alone_s = slowest.read_count * model.sizes.result_bytes / group.link.down_bytes_per_s
-    latency_s = ROUND_TRIPS * group.round_trip_s
-    if fetching_s(last, slowest) > SHARED * (alone_s + latency_s):
+    alone_s = model.sizes.update_bytes / group.link.down_bytes_per_s
+    if slowest.fetched_s - slowest.published_s > SHARED * (alone_s + 2 * group.round_trip_s):
         server = "the object store" if model.through_store else "the coordinator"
-        if model.results_from_bytes_per_s < model.server.up_bytes_per_s:
-            server = "the coordinator, whose processor answers each of these requests"
-        return "server", f"is the download of each other client's result by each client, from {server}"
-    if latency_s > alone_s:
-        return "latency", f"is the round trip of {_named(group)} while results are fetched"
+        return "server", f"is the download of the update by every client, from {server}"
+    if group.round_trip_s > alone_s:
+        return "latency", f"is the round trip of {_named(group)} while the update is fetched"
     rate = group.link.down_bytes_per_s * 8 / 1e6
-    return "client", f"is the download of others' results at {rate:g} Mbit/s by {_named(group)}"
+    return "client", f"is the download of the update at {rate:g} Mbit/s by {_named(group)}"
 
 
 def _named(group: ClientGroup) -> str:

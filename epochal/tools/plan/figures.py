@@ -31,7 +31,7 @@ PART_OF: dict[PartKind, str] = {
     "encode": "encoding",
     "upload": "upload",
     "check": "check",
-    "attest": "download",
+    "attest": "messages",
     "missing": "waiting",
 }
 """The part of a plan to which each part of a round's time belongs."""
@@ -55,6 +55,9 @@ def path_of(found: PlayedRound) -> dict[str, float]:
     parts = dict.fromkeys(PARTS, 0.0)
     for span in path_through(rows, train_s, total_s, rows):
         parts[PART_OF[span.kind]] += span.seconds
+    stages = last_delivered(found)
+    parts["update"] = min(parts["download"], stages.published_s - stages.heard_s)
+    parts["download"] -= parts["update"]
     return parts
 
 
@@ -64,12 +67,12 @@ def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigur
     return ClientFigures(
         client_id=client_id,
         batches=stages.batches,
-        witness=stages.received_s is not None,
+        witness=False,  # a witness fetches no more than the others
         fate="applied" if is_applied else "missing" if stages.batches else "idle",
         detail="",
         committed_s=None,
         delivered_s=one.verified_s - found.started_s if one is not None and is_applied else None,
-        attested_s=None if stages.received_s is None else stages.received_s - found.started_s,
+        attested_s=None if stages.attests_s is None else stages.attests_s - found.started_s,
         result_bytes=0,
         train_s=None if one is None else one.trained_s - one.data_s - one.held_s,
         fetching_s=None,
@@ -99,12 +102,6 @@ def delivery_of(stages: Stages) -> Delivery:
     return stages.delivery
 
 
-def fetching_s(found: PlayedRound, stages: Stages) -> float:
-    """Return for how long a client does nothing but fetch others' results."""
-    verified_s = delivery_of(last_delivered(found)).verified_s
-    return stages.fetched_s - stages.heard_s + max(0.0, (stages.received_s or 0.0) - verified_s)
-
-
 def applied_batches(played: PlayedRun, found: PlayedRound) -> float:
     """Return the number of batches that a round applied, with those that played ones represent."""
     return sum(
@@ -128,7 +125,8 @@ def _group(
     found = [(one, member.client_id, one.stages[member.client_id]) for one in measured for member in members]
     rows = [_row(*each) for each in found]
     parts = {part: median(getattr(row, time) or 0.0 for row in rows) for part, time in OWN_TIMES.items()}
-    parts["download"] = median(fetching_s(one, stages) for one, _, stages in found)
+    parts["update"] = median(stages.published_s - stages.heard_s for _, _, stages in found)
+    parts["download"] = median(stages.fetched_s - stages.published_s for _, _, stages in found)
     assigned = [
         member.client_id in one.current.results.verified
         for one in played.rounds
@@ -149,58 +147,43 @@ def _group(
 
 def _moved(model: RoundModel, stages: Stages) -> tuple[float, float]:
     """Return the bytes that a client sends and receives for one round."""
-    requests, sent, received = 1.0 + _asked(model, stages), 0.0, DOCUMENT_BYTES + ENTRY_BYTES * stages.read_count
+    requests, sent, received = 2.0, 0.0, DOCUMENT_BYTES + float(model.sizes.update_bytes)
     if stages.delivery is not None:
         requests += 1 if model.is_delivered else 2
         sent += model.sizes.result_bytes + REPORT_BYTES
         received += stages.batches * model.sizes.data_bytes_per_batch
-    if stages.received_s is not None:
+    if stages.attests_s is not None:
         requests += 2
         sent += REPORT_BYTES
-    received += stages.read_count * model.sizes.result_bytes
+        received += ENTRY_BYTES * model.client_count
     return sent + requests * MESSAGE_BYTES, received + requests * MESSAGE_BYTES
-
-
-def _asked(model: RoundModel, stages: Stages) -> float:
-    """Return the number of results that a client asks for one by one."""
-    return stages.read_count if stages.received_s is None else max(0.0, stages.read_count - model.bundled_count)
 
 
 def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines:
     """Return the machines' needs, with rounds of this length."""
-    model, scale = played.model, played.scale
-    result_bytes = model.sizes.result_bytes
-    sent = received = results = read = messages = 0.0
+    model, scale, sizes, count = played.model, played.scale, played.model.sizes, played.model.client_count
+    results = witnesses = 0.0
     for found in played.rounds:
-        others = played.other_copies([one for one, stages in found.stages.items() if stages.received_s is not None])
         for stages in found.stages.values():
-            copies = others[stages.group] if stages.received_s is None else scale.witness_copies
-            has_work = stages.delivery is not None
-            made = scale.result_copies[stages.group] * has_work
-            own_sent, own_received = _moved(model, stages)
-            results += made
-            read += copies * stages.read_count
-            sent += copies * (own_sent - has_work * result_bytes)
-            received += copies * (own_received - stages.read_count * result_bytes)
-            received -= copies * stages.batches * model.sizes.data_bytes_per_batch
-            requests = 1 + _asked(model, stages) + (0 if stages.received_s is None else 2)
-            messages += copies * requests + made * (1 if model.is_delivered else 4 if model.through_store else 2)
+            results += scale.result_copies[stages.group] * (stages.delivery is not None)
+            witnesses += scale.witness_copies * (stages.attests_s is not None)
     rounds = max(1e-9, played.rounds[-1].ended_s - played.rounds[0].started_s) / round_s
-    sent, received, messages, results, read = (one / rounds for one in (sent, received, messages, results, read))
-    made_bytes = results * result_bytes
-    read_bytes = min(read * result_bytes, round_s * model.results_from_bytes_per_s)
-    sizes, count = model.sizes, model.client_count
-    to_store, from_store = (made_bytes, read_bytes) if model.through_store else (0.0, 0.0)
+    results, witnesses = results / rounds, witnesses / rounds
+    messages = 2 * count + 2 * witnesses + results * (1 if model.is_delivered else 4 if model.through_store else 2)
+    made_bytes, update_bytes = results * sizes.result_bytes, float(count * sizes.update_bytes)
+    to_bytes = messages * MESSAGE_BYTES + (results + witnesses) * REPORT_BYTES + made_bytes
+    from_bytes = messages * MESSAGE_BYTES + count * (DOCUMENT_BYTES + witnesses * ENTRY_BYTES)
     check_s = model.check_s if model.is_delivered else 0.0
     room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
+    stored = model.through_store
     return Machines(
         client_memory_bytes=client_memory_bytes(sizes),
-        client_disk_bytes=client_disk_bytes(sizes, state, count),
-        coordinator_disk_bytes=0 if model.through_store else room,
-        store_disk_bytes=room if model.through_store else 0,
-        to_coordinator_bytes=sent + made_bytes,
-        from_coordinator_bytes=received + read_bytes - from_store,
-        to_store_bytes=to_store,
-        from_store_bytes=from_store,
+        client_disk_bytes=client_disk_bytes(sizes, state),
+        coordinator_disk_bytes=0 if stored else room,
+        store_disk_bytes=room if stored else 0,
+        to_coordinator_bytes=to_bytes,
+        from_coordinator_bytes=from_bytes + (sizes.update_bytes if stored else update_bytes),
+        to_store_bytes=made_bytes + sizes.update_bytes if stored else 0.0,
+        from_store_bytes=made_bytes + update_bytes if stored else 0.0,
         processor_part=(messages * model.costs.message_s + results * check_s) / round_s,
     )

@@ -22,8 +22,9 @@ NAMES = {
     "encoding": "encoding",
     "upload": "upload",
     "check": "check",
-    "download": "download of results",
-    "merge": "merge",
+    "update": "sum of results",
+    "download": "download of update",
+    "merge": "outer step",
     "messages": "messages",
     "waiting": "waiting",
 }
@@ -87,8 +88,8 @@ def _round(plan: Plan) -> Iterator[str]:
 def _group(plan: GroupPlan) -> Iterator[str]:
     yield ""
     yield _row("each client of", f"{plan.group.name or 'the clients'}")
-    shown = ("training", "upload", "check", "download", "merge", "waiting")
-    own = f"{plan.batches:,.4g} batches: " + ", ".join(f"{name} {_s(plan.parts[name])}" for name in shown)
+    shown = ("training", "upload", "check", "update", "download", "merge", "waiting")
+    own = f"{plan.batches:,.4g} batches: " + ", ".join(f"{NAMES[name]} {_s(plan.parts[name])}" for name in shown)
     yield _row("  a round", own)
     yield _row("  bytes", f"sends {shown_bytes(plan.sent_bytes)}, receives {shown_bytes(plan.received_bytes)}")
 

@@ -63,7 +63,8 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
         return Plan(sizes, whole, text, notes)
     scale = Scale.of(state, groups, options.most_played)
-    model = RoundModel(sizes, options.links, options.costs, state.merge.codec, state.blobs.store is not None, whole)
+    encodings = state.merge.codec, state.merge.update
+    model = RoundModel(sizes, options.links, options.costs, *encodings, state.blobs.store is not None, whole)
     played = PlayedRun(state, groups, model, scale)
     played.play(SETTLING_ROUNDS + MEASURED_ROUNDS)
     measured = [found for found in played.rounds[SETTLING_ROUNDS:] if found.applied_batches]

@@ -1,13 +1,13 @@
 """Plays a run: the coordinator's real machine, and clients whose parts of a round take what the model of a round says.
 
 The machine decides about joins, rosters, assignments, witnesses, time limits and phases, by what it is told and when;
-nothing is sent, trained or kept. When each client has its result checked, and holds the others' as a witness, is
-computed for all clients at once (`state/round_model.py`) as soon as that is settled.
+nothing is sent, trained or kept. When each client has its result checked, and holds the round's update, is computed
+for all clients at once (`state/round_model.py`) as soon as that is settled.
 """
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from epochal.coordinator.machine import stimuli
@@ -15,7 +15,6 @@ from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import new_run
-from epochal.run_manager.steps.witness import WAITING_SHARE
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -32,7 +31,7 @@ from epochal.state.messages.requests import (
     ResultMetrics,
 )
 from epochal.state.phase_names import ROUND_PHASES, RunState
-from epochal.state.round_model import ClientGroup, Delivery, LinkTransfer, ResultReader, RoundModel, Workers
+from epochal.state.round_model import ClientGroup, Delivery, RoundModel, UpdateReader, Workers
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
 from epochal.tools.plan.scale import Scale
 
@@ -47,8 +46,6 @@ LINEAGE, KEY = "0" * 32, "0" * 64
 SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
 """Arbitrary: the machine passes it on unread."""
 FINGERPRINT = "f" * 64
-Pieces = tuple[tuple[float, float], ...]
-"""As in `ResultReader`."""
 METRICS = ResultMetrics(None, 0, 0.0)
 
 
@@ -73,22 +70,22 @@ class Stages:
     Attributes:
         group: its number among the groups.
         heard_s: when it had the round's document.
-        fetched_s: when it held all results of the outcome before.
+        published_s: when the update of the outcome before was there, if it was waited for.
+        fetched_s: when it held that update.
         held_s: when it held the replica to train from.
         batches: of its assignment.
         delivery: the parts until its result is checked; None without work.
-        received_s: as a witness, when it holds all results of the round.
-        read_count: number of others' results that it receives for one round.
+        attests_s: as a witness, when it knows all results of the round.
     """
 
     group: int
     heard_s: float
+    published_s: float
     fetched_s: float
     held_s: float
     batches: int = 0
     delivery: Delivery | None = None
-    received_s: float | None = None
-    read_count: float = 0.0
+    attests_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +134,8 @@ class PlayedRun:
         """When each client has loaded a checkpoint."""
         self._replicas: dict[ClientId, tuple[int, float, float]] = {}
         """The newest replica of each client, when it holds the results for it, and when it has merged them."""
-        self._received_s: dict[ClientId, float] = {}
-        """When each witness of the last round holds all of its results."""
-        self._reads: list[LinkTransfer] = []
-        """The last reads of others' results."""
+        self._published_s = 0.0
+        """When the update of the last outcome can be fetched."""
         self._stages: dict[ClientId, Stages] = {}
         self._started_s = 0.0
         self._events: list[tuple[float, int, stimuli.Stimulus]] = []
@@ -169,6 +164,8 @@ class PlayedRun:
                     assert before.round is not None
                     applied = self.run.work.batches_applied - before.work.batches_applied
                     ended = before.round, self._stages, applied
+                    results = [self._delivery_of(one).verified_s for one in before.round.results.verified]
+                    self._published_s = self.model.published_s(max(results, default=self.now_s), self.now_s)
                     self.rounds.append(PlayedRound(instruction.step, self._started_s, self.now_s, *ended))
                 case _:
                     pass
@@ -215,44 +212,25 @@ class PlayedRun:
     def _held(self) -> dict[ClientId, Stages]:
         """Return when clients hold the newest replica, if they hear of it now."""
         step, found = self.run.progress.step - 1, dict[ClientId, Stages]()
-        outcome = self.run.models.outcomes.get(step)
-        count = 0.0 if outcome is None else self._result_count(ClientId(entry.client_id) for entry in outcome.entries)
-        merge_s, lacking = self.model.merge_s(count), list[tuple[PlayedClient, Pieces]]()
+        lacking: dict[tuple[int, float], list[ClientId]] = {}
         for client in self.clients:
-            client_id = client.client_id
-            heard_s = self.now_s + self.model.heard_s(self.groups[client.group])
+            client_id, group = client.client_id, self.groups[client.group]
+            heard_s = self.now_s + self.model.heard_s(group)
             from_s = max(heard_s, self._loaded_s.get(client_id, heard_s))
-            found[client_id] = stages = Stages(client.group, heard_s, from_s, from_s)
             held_step, fetched_s, held_s = self._replicas.get(client_id, (0, 0.0, 0.0))
-            if held_step == step or outcome is None:
-                stages.fetched_s, stages.held_s = max(from_s, fetched_s), max(from_s, held_s)
-            elif client_id in self._received_s:
-                known_s = from_s + self.groups[client.group].round_trip_s  # the outcome is asked for when it is named
-                stages.fetched_s = max(known_s, self._received_s[client_id])
-                stages.held_s = stages.fetched_s + merge_s
-            else:
-                stages.read_count = max(0.0, count - 1)
-                lacking.append((client, ((from_s, stages.read_count),)))
-        witnesses = [client_id for client_id in self._received_s if client_id in found]
-        readers = self._alike(lacking, self.other_copies(witnesses))
-        ends = self._read([reader for reader, _ in readers], is_witness=False)
-        for (_, alike), (end_s,) in zip(readers, ends, strict=True):
+            found[client_id] = Stages(client.group, heard_s, heard_s, max(from_s, fetched_s), max(from_s, held_s))
+            if held_step != step and step in self.run.models.outcomes:
+                lacking.setdefault((client.group, max(from_s, self._published_s)), []).append(client_id)
+        readers = [
+            UpdateReader(self.groups[group], len(alike) * self.scale.copies[group], from_s)
+            for (group, from_s), alike in lacking.items()
+        ]
+        for ((_, from_s), alike), end_s in zip(lacking.items(), self.model.fetched_s(readers), strict=True):
             for client_id in alike:
-                found[client_id].fetched_s, found[client_id].held_s = end_s, end_s + merge_s
+                stages = found[client_id]
+                stages.published_s, stages.fetched_s, stages.held_s = from_s, end_s, end_s + self.model.merge_s
         self._replicas = {client_id: (step, stages.fetched_s, stages.held_s) for client_id, stages in found.items()}
         return found
-
-    def _alike(
-        self, clients: Iterable[tuple[PlayedClient, Pieces]], copies: Sequence[float]
-    ) -> list[tuple[ResultReader, list[ClientId]]]:
-        """Return those that fetch the same at the same times, as readers, with who they are."""
-        found: dict[tuple[int, Pieces], list[ClientId]] = {}
-        for client, pieces in clients:
-            found.setdefault((client.group, pieces), []).append(client.client_id)
-        return [
-            (ResultReader(self.groups[group], len(alike) * copies[group], pieces), alike)
-            for (group, pieces), alike in found.items()
-        ]
 
     def _warm_up(self) -> None:
         """Let clients load the checkpoint, or catch up, and say that they are ready."""
@@ -270,7 +248,6 @@ class PlayedRun:
 
     def _play_round(self, current: Round, end_s: float) -> None:
         self._started_s, self._stages = self.now_s, self._held()
-        self._received_s = {}
         key = current.number
 
         def is_left() -> bool:
@@ -288,10 +265,7 @@ class PlayedRun:
         self._deliver(current)
         self._pass(is_settled, end_s)
         if not is_left():
-            held = self._attest()
-            self._pass(lambda: is_left() or self.run.clock.phase is not RunState.ROUND_TRAIN, end_s)
-            if not is_left():
-                self._attest_partly(held)
+            self._attest()
             self._pass(is_left, end_s)
 
     def _deliver(self, current: Round) -> None:
@@ -317,72 +291,21 @@ class PlayedRun:
                 report = ResultCommitment(step, attempt, digest, self.model.sizes.result_bytes, METRICS)
                 self._at(delivery.verified_s, stimuli.ResultReceived(client.client_id, report, verdict))
 
-    def _attest(self) -> dict[ClientId, list[tuple[float, list[ClientId]]]]:
-        """Let witnesses attest all results once they hold them; return when each holds which."""
-        current = self.run.round
-        assert current is not None
-        results = [(self._delivery_of(one).verified_s, one) for one in current.results.verified]
-        listed: dict[ClientId, dict[float, list[ClientId]]] = {}
-        witnesses = [client for client in self.clients if client.client_id in current.tasks.plan.witnesses]
-        lacking: list[tuple[PlayedClient, Pieces]] = []
-        for client in witnesses:
-            has_delivered = client.client_id in current.results.verified
-            from_s = self._delivery_of(client.client_id).committed_s if has_delivered else self.now_s
-            mine = listed[client.client_id] = {}
-            for verified_s, one in sorted(results):
-                mine.setdefault(max(verified_s, from_s), []).append(one)
-            others = [
-                (time_s, self._result_count(found) - (client.client_id in found)) for time_s, found in mine.items()
-            ]
-            lacking.append((client, tuple(others)))
-        readers = self._alike(lacking, [self.scale.witness_copies] * len(self.groups))
-        ends = self._read([reader for reader, _ in readers], is_witness=True)
-        held: dict[ClientId, list[tuple[float, list[ClientId]]]] = {}
-        for (reader, alike), times in zip(readers, ends, strict=True):
-            for client_id in alike:
-                held[client_id] = list(zip(times, listed[client_id].values(), strict=True))
-                stages = self._stages[client_id]
-                stages.received_s = self._received_s[client_id] = max(times, default=self.now_s)
-                stages.read_count += sum(count for _, count in reader.pieces)
-                self._at_attested(client_id, stages.received_s, list(current.results.verified))
-        return held
-
-    def _attest_partly(self, held: dict[ClientId, list[tuple[float, list[ClientId]]]]) -> None:
-        """Let witnesses that are still fetching attest what they hold when half of RoundWitness is over."""
-        time_s = self.now_s + WAITING_SHARE * self.state.config.round_witness_time
-        for client_id, pieces in held.items():
-            if pieces and pieces[-1][0] > time_s:
-                known = [one for end_s, found in pieces if end_s <= time_s for one in found]
-                self._at_attested(client_id, time_s, known)
-
-    def _at_attested(self, client_id: ClientId, time_s: float, held: Sequence[ClientId]) -> None:
+    def _attest(self) -> None:
+        """Let witnesses attest all results once they know them."""
         current = self.run.round
         assert current is not None
         plan, (step, attempt) = current.tasks.plan, (current.number.step, current.number.attempt)
-        report = Attestation(step, attempt, _digest(f"replica {step - 1}"), f"{plan.bits_of(set(held)):x}")
-        group = self.groups[self._group_of[client_id]]
-        kept_s = time_s + self.model.reported_s(group, len(plan.witnesses))
-        self._at(kept_s, stimuli.AttestationReceived(client_id, report))
-
-    def other_copies(self, witnesses: Collection[ClientId]) -> list[float]:
-        """Return how many clients each client of a group represents that is not one of these witnesses."""
-        found = []
-        for number, group in enumerate(self.groups):
-            elected = sum(self._group_of[client_id] == number for client_id in witnesses)
-            rest = self.scale.counts[number] - elected
-            found.append(max(0.0, group.count - elected * self.scale.witness_copies) / rest if rest else 0.0)
-        return found
-
-    def _read(self, readers: Sequence[ResultReader], *, is_witness: bool) -> list[list[float]]:
-        """Return when these hold each piece of others' results; those that have begun before share the links."""
-        reads = self.model.reads(readers, is_witness=is_witness)
-        ends = self.model.read_s(reads, self._reads)
-        self._reads = reads
-        return ends
-
-    def _result_count(self, clients: Iterable[ClientId]) -> float:
-        """Return the number of results that those of these clients represent."""
-        return sum(self.scale.result_copies[self._group_of[client_id]] for client_id in clients)
+        results = current.results.verified
+        count = sum(self.scale.result_copies[self._group_of[one]] for one in results)
+        last_s = max((self._delivery_of(one).verified_s for one in results), default=self.now_s)
+        report = Attestation(step, attempt, _digest(f"replica {step - 1}"), f"{plan.bits_of(set(results)):x}")
+        for client_id in plan.witnesses:
+            stages, group = self._stages[client_id], self.groups[self._group_of[client_id]]
+            from_s = max(last_s, stages.delivery.committed_s if stages.delivery is not None else self.now_s)
+            stages.attests_s = from_s + self.model.listed_s(group, count)
+            kept_s = stages.attests_s + self.model.reported_s(group, len(plan.witnesses))
+            self._at(kept_s, stimuli.AttestationReceived(client_id, report))
 
     def _delivery_of(self, client_id: ClientId) -> Delivery:
         delivery = self._stages[client_id].delivery

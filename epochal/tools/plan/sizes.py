@@ -8,7 +8,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
-from epochal.state.round_model import RunSizes
+from epochal.state.round_model import UPDATE_CODECS, RunSizes
 from epochal.tools.model_size import FLOAT32_BYTES, ModelSize
 from epochal.tools.plan.scenario import MAX_PARAMETERS
 
@@ -36,10 +36,11 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
             raise InvalidInput(f"a model of {parameter_count} parameters; allowed: 1 to {MAX_PARAMETERS}")
         layout = TensorLayout((("parameters", (parameter_count,)),))
         values_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
+        update_bytes = codec_named(UPDATE_CODECS[merge.update]).encoded(layout).size_bytes
         checkpoint_bytes = checkpoint_size_bound(layout, has_momentum=merge.has_momentum)
     elif spec.is_complete:
         size = ModelSize.of(spec, merge)
-        parameter_count, values_bytes = size.parameter_count, size.values_bytes
+        parameter_count, values_bytes, update_bytes = size.parameter_count, size.values_bytes, size.update_bytes
         checkpoint_bytes = size.first_bytes
     else:
         raise InvalidInput(
@@ -50,6 +51,7 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
     return RunSizes(
         parameter_count,
         values_bytes + HEADER_BYTES,
+        update_bytes + HEADER_BYTES,
         checkpoint_bytes,
         batch_tokens,
         batch_tokens * _token_bytes(state) if _is_elsewhere(state) else 0,
@@ -61,11 +63,11 @@ def client_memory_bytes(sizes: RunSizes) -> int:
     return int(3.2 * FLOAT32_BYTES * sizes.parameter_count) + 250_000_000
 
 
-def client_disk_bytes(sizes: RunSizes, state: StateFile, client_count: int) -> int:
-    """Return the room that a client's spool needs, as the client computes it before each round."""
+def client_disk_bytes(sizes: RunSizes, state: StateFile) -> int:
+    """Return the room that a client's spool needs: replicas, its own result, and one update."""
     replicas = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
     residuals = 2 * FLOAT32_BYTES * sizes.parameter_count if state.merge.error_feedback else 0
-    return replicas * sizes.checkpoint_bytes + client_count * sizes.result_bytes + residuals
+    return replicas * sizes.checkpoint_bytes + sizes.result_bytes + sizes.update_bytes + residuals
 
 
 def _is_elsewhere(state: StateFile) -> bool:

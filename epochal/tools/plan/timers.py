@@ -11,9 +11,7 @@ from dataclasses import dataclass, replace
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.coordinator.machine.pace import IN_TIME_PART
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
-from epochal.run_manager.steps.witness import WAITING_SHARE
 from epochal.state.config.state_file import StateFile
-from epochal.state.election import witness_count
 from epochal.state.round_model import ClientGroup, Links, RunSizes
 from epochal.tools.plan.scenario import parse_clients
 
@@ -99,47 +97,28 @@ def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]
 
 
 def _of_rounds(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> Iterator[TimerNote]:
-    """Yield what RoundTrain lacks: it lasts until a quorum of witnesses holds every result."""
+    """Yield what RoundTrain lacks: in it clients fetch the last update, train, and upload."""
     config, result = state.config, f"a result of {shown_bytes(sizes.result_bytes)}"
     claims = sum(group.count * group.batches_per_round for group in groups)
     tokens = max(1.0, config.global_batch_size_end / claims) * sizes.tokens_per_batch  # or none at all
-    fetching_s = _of_witnesses_s(state, sizes, groups, links)
+    server = links.store if state.blobs.store is not None else links.coordinator
+    together_s = sum(group.count for group in groups) * sizes.update_bytes / server.up_bytes_per_s
 
     def delivering_s(group: ClientGroup) -> float:
+        fetching_s = max(together_s, sizes.update_bytes / group.link.down_bytes_per_s)
         training_s = tokens * group.batches_per_round / group.tokens_per_s
-        return training_s + sizes.result_bytes / group.link.up_bytes_per_s + 3 * group.round_trip_s
+        return fetching_s + training_s + sizes.result_bytes / group.link.up_bytes_per_s + 4 * group.round_trip_s
 
     slowest = max(groups, key=delivering_s)
     delivered_s = delivering_s(slowest)
-    needed_s = max(delivered_s + fetching_s, delivered_s / IN_TIME_PART)
-    if needed_s > config.max_round_train_time:
+    if delivered_s / IN_TIME_PART > config.max_round_train_time:
         is_known = math.isfinite(slowest.tokens_per_s)
-        training = f"train {tokens * slowest.batches_per_round:,.0f} tokens and " if is_known else ""
+        training = f"train {tokens * slowest.batches_per_round:,.0f} tokens, and " if is_known else "and "
         why = (
-            f"{_line(slowest)} needs {_seconds(delivered_s)} to {training}upload {result}, what comes in the second "
-            f"half counts as late, and witnesses need {_seconds(fetching_s)} to receive those of "
-            f"{_results(state, groups)} clients"
+            f"{_line(slowest)} needs {_seconds(delivered_s)} to fetch an update of {shown_bytes(sizes.update_bytes)}, "
+            f"{training}upload {result}, and what comes in the second half counts as late"
         )
-        yield _note(state, "max_round_train_time", why, needed_s)
-    slowest = max(groups, key=lambda group: sizes.result_bytes / group.link.down_bytes_per_s)
-    fetch_s = sizes.result_bytes / slowest.link.down_bytes_per_s + 2 * slowest.round_trip_s
-    if fetch_s > WAITING_SHARE * config.round_witness_time:
-        why = f"in half of it a witness fetches what came last: {_line(slowest)} needs {_seconds(fetch_s)} for {result}"
-        yield _note(state, "round_witness_time", why, fetch_s / WAITING_SHARE)
-
-
-def _of_witnesses_s(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> float:
-    """Return the seconds in which the witnesses of a round receive all results, if they are the slower clients."""
-    count = sum(group.count for group in groups)
-    server = links.store if state.blobs.store is not None else links.coordinator
-    results_bytes = (_results(state, groups) - 1) * sizes.result_bytes
-    over_one_s = witness_count(count, state.config.witness_nodes) * results_bytes / server.up_bytes_per_s
-    return max(over_one_s, results_bytes / min(group.link.down_bytes_per_s for group in groups))
-
-
-def _results(state: StateFile, groups: Sequence[ClientGroup]) -> int:
-    """Return the number of a round's results: each client with a batch makes one."""
-    return min(state.config.global_batch_size_end, sum(group.count for group in groups))
+        yield _note(state, "max_round_train_time", why, delivered_s / IN_TIME_PART)
 
 
 def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:

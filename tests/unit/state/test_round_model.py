@@ -14,16 +14,16 @@ from epochal.state.round_model import (
     Link,
     Links,
     LinkTransfer,
-    ResultReader,
     RoundModel,
     RunSizes,
+    UpdateReader,
     Workers,
     arrivals_s,
     slow_start_s,
 )
 
 STEP_S = 0.01
-SIZES = RunSizes(1_000_000, 1_000_000, 8_000_000, 1000, 0)
+SIZES = RunSizes(1_000_000, 1_000_000, 500_000, 8_000_000, 1000, 0)
 GROUP = ClientGroup(2, Link(1e6, 5e5), 0.1, 1000.0)
 COSTS = Costs(slow_start=False)
 
@@ -95,7 +95,7 @@ def test_slow_start_of_many_bytes_is_a_few_round_trips() -> None:
 
 
 def test_parts_of_a_delivery_follow_one_another() -> None:
-    model = RoundModel(SIZES, Links(), COSTS, "int4", through_store=False, client_count=2)
+    model = RoundModel(SIZES, Links(), COSTS, "int4", "int4", through_store=False, client_count=2)
     (found,) = model.deliveries([Workers(GROUP, 2, 3, held_s=10.0, heard_s=9.0)])
     assert found.trained_s == pytest.approx(13.0 + COSTS.begin_s)
     times = (found.held_s, found.trained_s, found.encoded_s, found.committed_s, found.sent_s, found.verified_s)
@@ -105,7 +105,7 @@ def test_parts_of_a_delivery_follow_one_another() -> None:
 
 def test_data_that_come_slower_than_they_are_trained_are_waited_for() -> None:
     sizes = replace(SIZES, data_bytes_per_batch=5_000_000)
-    model = RoundModel(sizes, Links(), COSTS, "int4", through_store=False, client_count=2)
+    model = RoundModel(sizes, Links(), COSTS, "int4", "int4", through_store=False, client_count=2)
     (found,) = model.deliveries([Workers(GROUP, 2, 1, held_s=0.0, heard_s=0.0)])
     assert found.data_s == pytest.approx(5.0 - 1.0, rel=0.01)
     assert found.trained_s == pytest.approx(5.0)
@@ -113,14 +113,39 @@ def test_data_that_come_slower_than_they_are_trained_are_waited_for() -> None:
 
 def test_result_in_a_store_is_read_by_the_coordinator_over_its_link() -> None:
     slow = Links(Link(1e5, 1e5), UNLIMITED)
-    model = RoundModel(SIZES, slow, COSTS, "int4", through_store=True, client_count=1)
+    model = RoundModel(SIZES, slow, COSTS, "int4", "int4", through_store=True, client_count=1)
     (found,) = model.deliveries([Workers(GROUP, 1, 1, held_s=0.0, heard_s=0.0)])
     assert found.verified_s - found.sent_s == pytest.approx(10.0, rel=0.05)
 
 
-def test_reads_that_have_begun_before_share_the_servers_link() -> None:
-    model = RoundModel(SIZES, Links(Link(1e6, 1e6)), COSTS, "int4", through_store=False, client_count=2)
-    (read,) = model.reads([ResultReader(GROUP, 1, ((0.0, 4.0),))], is_witness=False)
-    ((alone_s,),) = model.read_s([read], [])
-    ((beside_s,),) = model.read_s([read], [read])
-    assert beside_s == pytest.approx(2 * alone_s, rel=0.1)
+def model_over(links: Links = Links(), update: str = "int4", *, through_store: bool = False) -> RoundModel:  # noqa: B008
+    return RoundModel(SIZES, links, COSTS, "int4", update, through_store=through_store, client_count=4)
+
+
+def test_update_is_fetched_in_the_time_of_its_bytes_by_any_number_of_clients() -> None:
+    for count in (1, 1000):
+        (end_s,) = model_over().fetched_s([UpdateReader(GROUP, count, 10.0)])
+        assert end_s - 10.0 == pytest.approx(GROUP.round_trip_s + SIZES.update_bytes / 1e6, rel=0.01)
+
+
+def test_update_over_one_link_of_the_coordinator_takes_as_long_as_all_copies_of_it() -> None:
+    (end_s,) = model_over(Links(Link(1e6, 1e6))).fetched_s([UpdateReader(GROUP, 8, 0.0)])
+    assert end_s == pytest.approx(8 * SIZES.update_bytes / 1e6, rel=0.05)
+
+
+def test_after_the_last_result_its_own_addition_and_the_encoding_remain() -> None:
+    at_once, later = (model_over().published_s(100.0, decided_s) for decided_s in (100.0, 101.0))
+    costs = COSTS.codecs["int4"]
+    encode_s = costs.encode_s * 1e6 + COSTS.hash_s * SIZES.update_bytes + COSTS.commit_s
+    assert at_once == pytest.approx(100.0 + costs.merge_s * 1e6 + encode_s)
+    assert later == pytest.approx(101.0 + encode_s)
+
+
+def test_update_for_a_store_is_sent_there_over_the_coordinators_link() -> None:
+    links = Links(Link(1e6, 1e5), UNLIMITED)
+    sent_s = model_over(links, through_store=True).published_s(0.0, 0.0) - model_over(links).published_s(0.0, 0.0)
+    assert sent_s == pytest.approx(SIZES.update_bytes / 1e5)
+
+
+def test_exact_update_is_encoded_faster_than_a_small_one() -> None:
+    assert model_over(update="exact").published_s(0.0, 0.0) < model_over(update="int4").published_s(0.0, 0.0)

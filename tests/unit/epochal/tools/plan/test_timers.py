@@ -15,7 +15,6 @@ ROOMY = {
     "config__warmup_time": 3000,
     "config__cooldown_time": 3000,
     "config__max_round_train_time": 3000,
-    "config__round_witness_time": 300,
     "config__epoch_time": 30_000,
     "config__client_timeout_s": 30,
 }
@@ -41,8 +40,7 @@ def test_roomy_timers_are_not_named() -> None:
         ("cooldown_time", 200),
         ("cooldown_time", 400),
         ("max_round_train_time", 15),
-        ("max_round_train_time", 30),
-        ("round_witness_time", 5),
+        ("max_round_train_time", 40),
         ("client_timeout_s", 1),
     ],
 )
@@ -68,7 +66,7 @@ def test_warmup_of_all_over_one_link_is_named() -> None:
 def test_round_is_as_long_as_its_tokens_take() -> None:
     slow = CLIENTS.replace("10k", "0.001k")
     (found,) = notes("10gbit", slow, config__max_round_train_time=30)
-    assert "train 24 tokens and upload a result" in found.text
+    assert "train 24 tokens, and upload a result" in found.text
 
 
 def test_modest_clients_train_in_no_time() -> None:
