@@ -29,7 +29,7 @@ from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.coordinator.run.publication import Published, standing_of
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.client_names import shown_client
-from epochal.state.documents import CheckpointRef, Outcome
+from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
@@ -260,6 +260,13 @@ class Handlers:
         found = self.service.run.models.outcomes.get(step)
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
+        return found
+
+    def update(self, step: int) -> UpdateRef:
+        """Return the update of a step, once it is made; it is kept as the outcome is."""
+        found = self.service.run.models.updates.get(step)
+        if found is None:
+            raise Refused(Refusal.NOT_FOUND, f"no update of step {step} is kept")
         return found
 
     async def results(self, step: int, attempt: int, after: int, wait_s: float, reader: Reader) -> messages.ResultsPage:

@@ -21,6 +21,7 @@ from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.room import BlobRoom
+from epochal.coordinator.blobs.update_maker import UpdateMaker
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.read_side import ReadSide
@@ -38,10 +39,12 @@ from epochal.coordinator.store.store import Store
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.connections.descriptors import allow_connections, connection_limit
 from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections
+from epochal.runtime.files.spool import Spool
 from epochal.runtime.http.allowed_hosts import allowed_hosts
 from epochal.runtime.http.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
+from epochal.runtime.merging.merger import Merger
 from epochal.runtime.metrics.metrics_registry import new_registry
-from epochal.runtime.worker_thread import SharedThreads
+from epochal.runtime.worker_thread import SharedThreads, WorkerThread
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import StoreFailed, StoreLost
 
@@ -131,6 +134,9 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
             intake = Intake(service, SharedThreads(), options.genesis.layout_of)
             uploads, arrivals = Uploads(intake), Arrivals(intake)
+            spool = Spool(store.place.scratch)
+            adding, hashing = WorkerThread("epochal-merge"), WorkerThread("epochal-digest")
+            merger = Merger(service.run.state_file.merge, spool, adding, hashing)
             handlers = Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, insight)
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
@@ -141,6 +147,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                 await service.started.wait()  # who comes earlier waits at the listener, and is not refused
                 http = tasks.create_task(server.serve([listener]))
                 room = tasks.create_task(BlobRoom(service, intake.checkpoints.form).run())
+                updates = tasks.create_task(UpdateMaker(intake, merger, spool).run())
                 store.place.note_address(options.advertised or endpoint.url_of(listener))
                 refreshing = tasks.create_task(_refresh_admin_token(admin, store))
                 farewell = tasks.create_task(_end_after_failure(service))
@@ -157,6 +164,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     served.cancel()
                     farewell.cancel()
                     room.cancel()
+                    updates.cancel()
                     refreshing.cancel()
                     notifying.cancel()
         if service.health.failure is not None:

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
+from epochal.state.documents import Outcome, Roster, RunDocument, UpdateRef, WorkList
 from epochal.state.messages.requests import (
     Challenge,
     ChallengeRequest,
     JoinRequest,
     Report,
     ResultCommitment,
+    ResultsPage,
     Session,
     Standing,
 )
-from epochal.state.messages.result_bundles import PageAndBytes
 from epochal.state.wire import Sha256
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -116,9 +116,9 @@ class RunRequests(DocumentRequests, BlobRequests, ReportRequests, Protocol):
 
     async def outcome(self, step: int) -> Outcome: ...
 
-    async def results(self, query: ResultsQuery) -> PageAndBytes:
-        """Return a page of results, with the bytes of small ones that others made if the coordinator sends them."""
-        ...
+    async def update(self, step: int) -> UpdateRef: ...
+
+    async def results(self, query: ResultsQuery) -> ResultsPage: ...
 
     async def standing(self) -> Standing:
         """Return which of this member's messages have arrived, and whether it gets work."""
@@ -180,7 +180,10 @@ class ForwardedRequests(ABC):
     async def outcome(self, step: int) -> Outcome:
         return await self._carry(self._requests.outcome, step)
 
-    async def results(self, query: ResultsQuery) -> PageAndBytes:
+    async def update(self, step: int) -> UpdateRef:
+        return await self._carry(self._requests.update, step)
+
+    async def results(self, query: ResultsQuery) -> ResultsPage:
         return await self._carry(self._requests.results, query)
 
     async def report(self, report: Report) -> Standing:

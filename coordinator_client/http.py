@@ -24,7 +24,7 @@ from epochal.state.config.blob_place import origin_of
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import is_served_id
-from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, WorkList
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, UpdateRef, WorkList
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import (
@@ -48,11 +48,11 @@ from epochal.state.messages.requests import (
     QuarantineRelease,
     Report,
     ResultCommitment,
+    ResultsPage,
     RunStatus,
     Session,
     Standing,
 )
-from epochal.state.messages.result_bundles import PageAndBytes, parse_bundle
 from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -197,11 +197,13 @@ class CoordinatorClient:
     async def outcome(self, step: int) -> Outcome:
         return await self._fetch(Outcome, "GET", f"/rounds/{step}/outcome")
 
-    async def results(self, query: ResultsQuery) -> PageAndBytes:
+    async def update(self, step: int) -> UpdateRef:
+        return await self._fetch(UpdateRef, "GET", f"/rounds/{step}/update")
+
+    async def results(self, query: ResultsQuery) -> ResultsPage:
+        params = {"attempt": query.attempt, "after": query.after, "wait_s": query.wait_s}
         path = f"/rounds/{query.step}/results"
-        params = {"attempt": query.attempt, "after": query.after, "wait_s": query.wait_s, "bytes": "true"}
-        answer = await self._request("GET", path, params=params, wait_s=query.wait_s)
-        return parse_bundle(answer.content)
+        return await self._fetch(ResultsPage, "GET", path, params=params, wait_s=query.wait_s)
 
     async def report(self, report: Report) -> Standing:
         return await self._fetch(Standing, "POST", f"/{REPORT_PATHS[type(report)]}", message=report)

@@ -74,10 +74,10 @@ MESSAGES = (
     (1, 1, "trains for some local steps; result = start − end"),
     (1, 0, "SHA-256 of the result, then its bytes"),
     (0, 0, "checks the bytes; only a valid result counts"),
-    (0, 1, "the others' results, as they arrive"),
-    (1, 0, "a witness attests what it received, and which model it holds"),
-    (0, 1, "next run document, with the outcome of this round"),
-    (1, 1, "merges the results in the outcome's order: the same model everywhere"),
+    (0, 0, "adds the results up as they are verified"),
+    (1, 0, "a witness attests which results came in time, and which model it holds"),
+    (0, 1, "next run document, with the outcome of this round, then its update"),
+    (1, 1, "fetches and applies the update: the same model everywhere"),
 )
 """A round: from, to, and what."""
 
@@ -182,7 +182,7 @@ def _overview() -> str:
             yield _line(f"M440 {104 + 8 * number}L637 {y + 18}")
             yield _line(f"M640 {y + 32}L443 {112 + 8 * number}")
             yield _line(f"M440 {240 + 8 * number}L637 {y + 46}")
-        yield _Text(20, 30, "To the clients: what to do, and the others' results.", "start", "small")
+        yield _Text(20, 30, "To the clients: what to do, and one update a round.", "start", "small")
         yield _Text(20, 48, "Back: one result of each client in a round.", "start", "small")
         yield _Text(20, 254, "Exactly the assigned samples", "start", "small")
 

@@ -119,7 +119,7 @@ class RoundTimes:
             case Attested(step=step, attempt=attempt):
                 self._of((step, attempt)).attest_s = event.attest_s
                 self._done_s = now_s
-            case BlobFetched(is_result=True):
+            case BlobFetched(is_merged=True):
                 self._fetched.add(now_s - event.duration_s, now_s, event.size_bytes)
                 self._done_s = now_s
             case OutcomeMerged(step=step, merge_s=merge_s):

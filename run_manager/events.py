@@ -108,7 +108,7 @@ class RoundFailed:
 
 @dataclass(frozen=True, slots=True)
 class Attested:
-    """The client attested `received_count` of `known_count` results.
+    """The client attested `count` results.
 
     Attributes:
         attest_s: time until it was answered, or until the round was over if that came first.
@@ -116,18 +116,21 @@ class Attested:
 
     step: int
     attempt: int
-    received_count: int
-    known_count: int
+    count: int
     attest_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BlobFetched:
-    """A result, or a part of a checkpoint, was downloaded and its digest compared."""
+    """A blob was downloaded and its digest compared.
+
+    Attributes:
+        is_merged: whether it is an update, or a result of which this client makes one; else it is a checkpoint's.
+    """
 
     size_bytes: int
     duration_s: float
-    is_result: bool = False
+    is_merged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""How results travel between clients: bytes by SHA-256, in files of the client's spool.
+"""How results travel: bytes by SHA-256, in files of the client's spool.
 
-The exchange is a star through the coordinator's blobs. It costs clients² × result bytes per round, since every replica
-fetches every other client's result. Bytes that arrive go to the spool, so that memory grows neither with the results
-nor with their number. A fetch that is cancelled leaves its bytes to the next one.
+A client publishes its own. It fetches others' only to make an update itself, when none comes in time
+(`replica/own_updates.py`). Bytes that arrive go to the spool, so that memory does not grow with them. A fetch that is
+cancelled leaves its bytes to the next one.
 
 The rule kept here: bytes that `fetch` returns have the digest that was asked for, wherever they came from.
 """
@@ -22,8 +22,7 @@ from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
-from epochal.state.round_model import MAX_CONCURRENT_FETCHES
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import Sha256
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +55,6 @@ class Exchange:
         self._round = 0
         self._kept: dict[Sha256, _Kept] = {}
         self._under_way: KeyedLocks[Sha256] = KeyedLocks()
-        self._slots = asyncio.Semaphore(MAX_CONCURRENT_FETCHES)
-
-    def arrived(self, sha256: Sha256, data: bytes) -> None:
-        """Keep bytes that came unasked, if they have the digest: then they need not be fetched."""
-        if sha256 in self._kept or sha256_hex(data) != sha256:
-            return
-        file = self._spool.file()
-        file.append(data)
-        self._kept[sha256] = _Kept(file, self._round, is_whole=True)
-        self._observer(BlobFetched(file.size_bytes, 0.0, is_result=True))
 
     async def publish(self, commitment: ResultCommitment, file: SpoolFile) -> None:
         """Commit this client to its result, make the bytes available to every replica, and keep them.
@@ -97,8 +86,7 @@ class Exchange:
             kept = self._kept.setdefault(sha256, _Kept(self._spool.file(), self._round))
             kept.round = self._round
             if not kept.is_whole:
-                async with self._slots:
-                    await self._fetch_verified(sha256, size_bytes, kept.file)
+                await self._fetch_verified(sha256, size_bytes, kept.file)
                 kept.is_whole = True
             return kept.file
 
@@ -123,7 +111,7 @@ class Exchange:
             found = file.sha256()
             if found == sha256 and not problem:
                 took_s = asyncio.get_running_loop().time() - started_s
-                self._observer(BlobFetched(file.size_bytes, took_s, is_result=True))
+                self._observer(BlobFetched(file.size_bytes, took_s, is_merged=True))
                 return
             file.clear()
             reason = problem or f"it hashes to {found}"

@@ -41,12 +41,9 @@ class OwnResults:
         self._feedback = feedback
         self._result_sha256: Sha256 | None = None
 
-    def check_room(self, replica: Replica, state: StateFile, client_count: int) -> None:
-        """Raise `SpoolFull` unless a round of so many clients, trained from the replica, fits into the spool."""
-        self._spool.check_room(
-            round_bytes(replica, state, client_count),
-            f"a round of {client_count} clients",
-        )
+    def check_room(self, replica: Replica, state: StateFile) -> None:
+        """Raise `SpoolFull` unless a round that is trained from the replica fits into the spool."""
+        self._spool.check_room(round_bytes(replica, state), "a round")
 
     async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, max_abs: float) -> SpoolFile:
         """Return the file of a result. `difference` is `start − end` of every parameter; `max_abs` is the run's."""

@@ -23,8 +23,8 @@ from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
-from epochal.run_manager.replica.merger import Merger
+from epochal.run_manager.replica.keeper import ReplicaKeeper
+from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.run_manager.round_view import RoundViews
 from epochal.run_manager.run_data import DataAhead, RunData
 from epochal.run_manager.step_state_machine import Step, StepName, StepStateMachine
@@ -36,10 +36,10 @@ from epochal.run_manager.steps.witness import WitnessStep, WitnessUses
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.background_task import BackgroundTask
 from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import Worker
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Desync
-from epochal.state.merging import OuterStep
 from epochal.state.phase_names import RunState
 from epochal.trainers.first_parameters import check_first_step, check_trainable
 
@@ -235,7 +235,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     session, dependencies, state, spool = ground.session, ground.dependencies, ground.config.state, ground.spool
     observer, worker = dependencies.observer, ground.worker
     merge_worker, hasher = dependencies.new_worker("epochal-merge"), dependencies.new_worker("epochal-digest")
-    merger = Merger(OuterStep.of(state.merge), merge_worker, spool.drop_pages, hasher)
+    merger = Merger(state.merge, spool, merge_worker, hasher)
     ground.closing.push_async_callback(merger.aclose)
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)
@@ -246,15 +246,16 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     results = OwnResults(opening, spool, worker, feedback)
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
-        session.outcome,
-        exchange,
+        session,
         CheckpointDownload(session, spool, worker, observer),
+        OwnUpdates(exchange, merger),
         merger,
         spool,
         worker,
         partial(check_first_step, state),
         results.settle,
         observer,
+        state.merge.update_wait_s,
     )
     await keeper.apply_state(document)
     await ground.begin("replica", keeper.run())

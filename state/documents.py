@@ -174,6 +174,33 @@ class CheckpointRef(WireDocument):
     replica_digest: HexSha256
     part_count: Annotated[int, Field(ge=1)] = 1
 
+    @property
+    def purpose(self) -> str:
+        """What it is, for messages."""
+        return f"the checkpoint of step {self.step}"
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRef(WireDocument):
+    """The update of a step, which every replica applies, as blobs that the coordinator holds (`state/updates.py`).
+
+    Attributes:
+        step: the step that it takes.
+        blob_sha256, size_bytes, part_count: as in `CheckpointRef`.
+        replica_digest: of the replica that it leads to.
+    """
+
+    step: Annotated[int, Field(ge=1)]
+    blob_sha256: HexSha256
+    size_bytes: Annotated[int, Field(ge=1)]
+    replica_digest: HexSha256
+    part_count: Annotated[int, Field(ge=1)] = 1
+
+    @property
+    def purpose(self) -> str:
+        """What it is, for messages."""
+        return f"the update of step {self.step}"
+
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoints(WireDocument):
@@ -197,6 +224,7 @@ class RunDocument(WireDocument):
         round: the round under way, in RoundTrain and RoundWitness; it does not change while it is.
         ahead: the provisional next round, then; None if it is missing.
         last_outcome_sha256: digest of the outcome of step `step − 1`; None when no outcome is kept for it.
+        update: the update of step `step − 1`; None while it is not made, or when none is kept for it.
         rebuild: replicas disagreed or could not be attested: rebuild from the checkpoint and the outcomes.
         checkpointer: the client that must publish a checkpoint now.
         checkpointing_step: the replica that it must hold: `step − 1`, or an earlier one while rounds continue.
@@ -237,6 +265,7 @@ class RunDocument(WireDocument):
     data_fingerprint: str | None
     coordinator_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     ahead: RoundAhead | None = None
+    update: UpdateRef | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +288,9 @@ class OutcomeEntry(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Outcome(WireDocument):
-    """The results that every replica applies for one step, in the order of `entries`; never empty.
+    """The results whose mean every replica applies for one step; never empty.
+
+    The entries are in the order in which the results were verified, in which they are summed up.
 
     Attributes:
         replica_digest: the digest of replica `step − 1`, on which a quorum agreed.

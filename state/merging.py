@@ -1,31 +1,28 @@
-"""The merge: averages an outcome's differences and takes one outer Nesterov step, with the same bits everywhere.
+"""The outer step: applies the update of a step to a replica, with the same bits everywhere.
 
-`docs/merging.md` writes the update out. The rule kept here: every value is computed by elementwise float32 `+ − ×`,
-each rounded once as IEEE 754 prescribes, with `np.float32` scalars, in a fixed order. No reduction (NumPy does not fix
-its order), no fused or compiled operation, no wider intermediate. So the result depends neither on the processor, nor
-on how arrays lie in memory or are cut into chunks. It does depend on denormals being kept: see `verify_arithmetic`.
+`docs/merging.md` writes it out; `state/updates.py` makes the update. The rule kept here: every value is computed by
+elementwise float32 `+ − ×`, each rounded once as IEEE 754 prescribes, with `np.float32` scalars, in a fixed order. No
+reduction (NumPy does not fix its order), no fused or compiled operation, no wider intermediate. So the result depends
+neither on the processor, nor on how arrays lie in memory or are cut into chunks. It does depend on denormals being
+kept: see `verify_arithmetic`.
 
 Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `torch.optim.SGD(nesterov=True)`.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 
-from epochal.state.averaging import Mean, Part, mean_over_all, mean_over_senders
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.documents import OutcomeEntry
 from epochal.state.errors import EpochalError, InternalError
-from epochal.state.intervals import total_batches
 from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import Float32Array, Tensors, frozen_tensors
 from epochal.state.model.value_checks import check_values
 from epochal.state.results import Difference
-from epochal.state.weights import number_of
 
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""
@@ -44,40 +41,15 @@ class Diverged(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use.
-
-    Attributes:
-        mean: over all contributions, or for each element over those that sent it (`sparse` sends not all).
-    """
+    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use."""
 
     learning_rate: float
     momentum: float
-    mean: Literal["all", "senders"] = "all"
 
     @classmethod
     def of(cls, merge: MergeConfig) -> Self:
         """Return the outer step of a run."""
-        return cls(merge.outer_lr, merge.outer_momentum, merge.mean)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Contribution:
-    """One client's part of an outcome.
-
-    Attributes:
-        batch_count: the batches of its assignment, ≥ 1; the token weight, never a client's claim.
-        difference: `start − end` of every parameter, as its result holds it: encoded tensors are decoded part by part.
-        factor: with which its weight is multiplied, above 0 and at most 1; a float32.
-    """
-
-    batch_count: int
-    difference: Difference
-    factor: float = 1.0
-
-    @classmethod
-    def of(cls, entry: OutcomeEntry, difference: Difference) -> Self:
-        """Return the contribution of an outcome's entry."""
-        return cls(total_batches(entry.assignment), difference, number_of(entry.factor))
+        return cls(merge.outer_lr, merge.outer_momentum)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -93,40 +65,33 @@ class MergeOutput:
     written: Callable[[int], None]
 
 
-def merge(
-    replica: Replica, contributions: Sequence[Contribution], outer: OuterStep, output: MergeOutput | None = None
-) -> Replica:
-    """Return the replica after this outcome: one step further, with new parameters and momentum.
+def merge(replica: Replica, update: Difference, outer: OuterStep, output: MergeOutput | None = None) -> Replica:
+    """Return the replica after an update: one step further, with new parameters and momentum.
 
     Takes the memory of the new replica, unless there is an `output` for it, and a constant (`CHUNK_ELEMENTS`).
 
     Args:
         replica: the round's start.
-        contributions: the outcome's results, in the outcome's order, which matters.
+        update: the mean of the round's results, as the update holds it: encoded tensors are decoded part by part.
         outer: the outer optimizer.
         output: where to write the new replica, which consists of these arrays then; None for new memory.
 
     Raises:
-        InternalError: no contribution, a weight below 1 or too large, other names, shapes or types than the replica's,
-            or a replica without outer momentum in a run that has it; the caller's bug: outcomes are never empty, and
-            results are checked before they are attested.
+        InternalError: other names, shapes or types than the replica's, or a replica without outer momentum in a run
+            that has it; the caller's bug: updates are checked when they are decoded.
         Diverged: the new values are not finite. The same on every replica; do not retry.
     """
-    differences = _checked(replica, contributions)
+    update = _checked(replica, update)
     if outer.momentum and not replica.has_momentum:
         raise InternalError(f"a replica without outer momentum, in a run whose momentum is {outer.momentum:g}")
-    mean_of = _mean_over(outer, contributions)
     output = output or _in_memory(replica)
     with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
         for name, start in replica.parameters.items():
             step = _TensorStep(
-                start.reshape(-1),
-                replica.momentum[name].reshape(-1) if replica.has_momentum else None,
-                tuple(_flat(difference[name]) for difference in differences),
-                mean_of,
+                start.reshape(-1), replica.momentum[name].reshape(-1) if replica.has_momentum else None, update[name]
             )
             if not _merge_tensor(step, outer, name, output):
-                raise Diverged(f"the outcome of step {replica.step + 1} makes {name!a} infinite", step=replica.step + 1)
+                raise Diverged(f"the update of step {replica.step + 1} makes {name!a} infinite", step=replica.step + 1)
     return Replica(replica.step + 1, output.parameters, output.momentum)
 
 
@@ -138,20 +103,22 @@ def _in_memory(replica: Replica) -> MergeOutput:
     return MergeOutput(parameters, momentum, lambda _: None)
 
 
-def _mean_over(outer: OuterStep, contributions: Sequence[Contribution]) -> Mean:
-    counts = [contribution.batch_count for contribution in contributions]
-    factors = [contribution.factor for contribution in contributions]
-    return mean_over_all(counts, factors) if outer.mean == "all" else mean_over_senders(counts, factors)
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class _TensorStep:
-    """One tensor's flat inputs: parameters θ, momentum v if there is any, and the differences dᵢ with their mean."""
+    """One tensor's inputs: flat parameters θ, flat momentum v if there is any, and the update's mean Δ."""
 
     parameters: Float32Array
     momentum: Float32Array | None
-    differences: tuple[Part, ...]
-    mean_of: Mean
+    mean: Float32Array | EncodedTensor
+
+    def read_mean(self, start: int, out: Float32Array) -> None:
+        """Write a part of the mean to `out`."""
+        if isinstance(self.mean, EncodedTensor):
+            values = self.mean.read(start, out)
+            if values is not out:
+                np.copyto(out, values)
+        else:
+            np.copyto(out, self.mean.reshape(-1)[start : start + out.size])
 
 
 def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeOutput) -> bool:
@@ -165,7 +132,7 @@ def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeO
         part = slice(start, start + CHUNK_ELEMENTS)
         new_parameters = parameters_out[part]
         mean, product = mean_buffer[: new_parameters.size], product_buffer[: new_parameters.size]
-        step.mean_of(step.differences, start, mean, product)
+        step.read_mean(start, mean)
         if step.momentum is not None and momentum_out is not None:
             new_momentum = momentum_out[part]
             np.multiply(step.momentum[part], decay, out=product)
@@ -182,24 +149,12 @@ def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeO
     return True
 
 
-def _flat(values: Float32Array | EncodedTensor) -> Part:
-    return values if isinstance(values, EncodedTensor) else values.reshape(-1)
-
-
-def _checked(replica: Replica, contributions: Sequence[Contribution]) -> list[Difference]:
-    if not contributions:
-        raise InternalError("an empty outcome is not merged")
-    if any(contribution.batch_count < 1 or not 0 < contribution.factor <= 1 for contribution in contributions):
-        raise InternalError("a contribution of no batches, or with a factor beyond 1, is not merged")
-    differences = [_frozen(contribution.difference) for contribution in contributions]
-    if any(_shapes(difference) != replica.layout.entries for difference in differences):
-        raise InternalError("a contribution's names or shapes are not the replica's")
-    return differences
-
-
-def _frozen(difference: Difference) -> Difference:
-    arrays = {name: values for name, values in difference.items() if not isinstance(values, EncodedTensor)}
-    return {**difference, **frozen_tensors(arrays)}
+def _checked(replica: Replica, update: Difference) -> Difference:
+    arrays = {name: values for name, values in update.items() if not isinstance(values, EncodedTensor)}
+    update = {**update, **frozen_tensors(arrays)}
+    if _shapes(update) != replica.layout.entries:
+        raise InternalError("an update's names or shapes are not the replica's")
+    return update
 
 
 def _shapes(difference: Difference) -> tuple[tuple[str, tuple[int, ...]], ...]:

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field, replace
 
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 
-MAX_CONCURRENT_FETCHES = 8
-"""Maximum number of results that a client fetches at the same time."""
 PARTS = ("training", "data", "encoding", "upload", "check", "update", "download", "merge", "messages", "waiting")
 """The parts of a round, each once on the path that determines when it ends."""
 MESSAGE_BYTES = 450
@@ -28,8 +26,6 @@ DOCUMENT_BYTES = 2600
 """About what the run document takes, with its answer's headers."""
 TCP_WINDOW_BYTES = 14_600
 """Bytes that a connection sends before the first answer: ten segments (RFC 6928)."""
-UPDATE_CODECS: Mapping[str, str] = {"int4": "int4", "int8": "int8", "exact": "float32"}
-"""The codec of an update, by `merge.update`."""
 READ_DISK_S = 0.5e-9
 """Seconds for a byte of a checkpoint that is read and laid out, beside hashing it."""
 PAGE_S_PER_CLIENT = 0.00005
@@ -289,7 +285,7 @@ class RoundModel:
         links: of its servers.
         costs: of every machine's work.
         codec: of the results.
-        update: the update's encoding, as `merge.update`.
+        update: codec of the update.
         through_store: whether results and checkpoints go through an object store.
         client_count: number of all clients.
     """
@@ -342,11 +338,11 @@ class RoundModel:
         """Return when a round's update can be fetched: its last result was checked, and its outcome decided, before."""
         sizes, costs = self.sizes, self.costs
         added_s = verified_s + costs.codecs[self.codec].merge_s * sizes.parameter_count
-        encode_s = costs.codecs[UPDATE_CODECS[self.update]].encode_s * sizes.parameter_count
+        encode_s = costs.codecs[self.update].encode_s * sizes.parameter_count
         encode_s += costs.hash_s * sizes.update_bytes + costs.commit_s
         if self.through_store:
             encode_s += sizes.update_bytes / min(self.links.coordinator.up_bytes_per_s, self.server.down_bytes_per_s)
-        return max(added_s, decided_s) + encode_s
+        return max(added_s, decided_s) + encode_s + self.merge_s  # which is how its replica's digest is known
 
     def fetched_s(self, readers: Sequence[UpdateReader]) -> list[float]:
         """Return when each of these clients holds the update, where all of them share the server's link."""
@@ -361,7 +357,7 @@ class RoundModel:
     @property
     def merge_s(self) -> float:
         """How long a client takes the outer step with an update that it holds."""
-        a_parameter_s = self.costs.step_s + self.costs.codecs[UPDATE_CODECS[self.update]].merge_s
+        a_parameter_s = self.costs.step_s + self.costs.codecs[self.update].merge_s
         return max(self.sizes.parameter_count * a_parameter_s, self.costs.hash_s * self.sizes.checkpoint_bytes)
 
     def warm_up_s(self, groups: Sequence[ClientGroup]) -> list[float]:

@@ -13,6 +13,7 @@ shortens the step, and lengthens no other result.
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import median_low
 
 from epochal.state.config.state_file import StateFile
@@ -127,16 +128,23 @@ def factors_of(entries: Sequence[Weighed], ceiling: int | None, limit: float, us
         limit: `merge.norm_limit`; 0 for no limit.
         usual: the usual length in the round, as `usual_in` says; None for no limit.
     """
+    most = most_batches(entries, ceiling)
+    return [factor_of(entry, most, limit, usual) for entry in entries]
+
+
+def most_batches(entries: Sequence[Weighed], ceiling: int | None) -> Fraction:
+    """Return the largest number of batches that counts among these entries; `ceiling` is the round's."""
     sharing = [entry for entry in entries if not entry.isolated] or entries
     counts = [entry.batches for entry in sharing if entry.proven] or [entry.batches for entry in sharing]
-    most = largest_part(counts, sum(entry.batches for entry in entries), ceiling)
-    factors = []
-    for entry in entries:
-        longest = usual.longest(limit, entry.steps) if limit and usual is not None else entry.norm
-        by_norm = longest / entry.norm if entry.norm > longest else 1.0
-        by_part = float(most / entry.batches) if entry.batches > most else 1.0
-        factors.append(factor_hex(by_norm * by_part))
-    return factors
+    return largest_part(counts, sum(entry.batches for entry in entries), ceiling)
+
+
+def factor_of(entry: Weighed, most: Fraction, limit: float, usual: UsualNorm | None) -> str:
+    """Return the factor of one entry, of which at most `most` batches count; else as `factors_of`."""
+    longest = usual.longest(limit, entry.steps) if limit and usual is not None else entry.norm
+    by_norm = longest / entry.norm if entry.norm > longest else 1.0
+    by_part = float(most / entry.batches) if entry.batches > most else 1.0
+    return factor_hex(by_norm * by_part)
 
 
 def factor_hex(factor: float) -> str:

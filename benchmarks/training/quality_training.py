@@ -21,13 +21,15 @@ from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.config.model_table import AdamW, Architecture, Cosine, ModelSpec
+from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError
 from epochal.state.intervals import BatchId
-from epochal.state.merging import Contribution, OuterStep, merge
+from epochal.state.merging import OuterStep, merge
 from epochal.state.model.replica import Replica, first_replica
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.state.results import Difference
 from epochal.state.schedule import InnerSchedule
+from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import Learner, Model
 from epochal.trainers.learner_trainer import LearnerTrainer
@@ -80,6 +82,7 @@ class Setting:
         codec: name of the codec of results.
         error_feedback: whether a client adds what its codec left out to its next difference.
         mean: over all clients' differences, or for each element over those that sent it.
+        update: how the mean is encoded.
     """
 
     base_lr: float
@@ -91,6 +94,7 @@ class Setting:
     codec: str = FLOAT32.name
     error_feedback: bool = False
     mean: Literal["all", "senders"] = "all"
+    update: Literal["exact", "int8", "int4"] = "exact"
 
     def __post_init__(self) -> None:
         if CLIENTS * CLIENT_ROWS % self.clients or LOCAL_STEPS % self.local_steps:
@@ -108,9 +112,11 @@ class Setting:
     def name(self) -> str:
         """A name that no other setting has. Float32 results have none of their own: they were there before codecs."""
         values = [f"{value}" for value in asdict(self).values()]
-        codec, _, mean = values[-3:]
-        feedback = ["feedback"] if self.error_feedback else []
-        return "-".join(values[:-3] if self.codec == FLOAT32.name else [*values[:-3], codec, *feedback, mean])
+        codec, _, mean, update = values[-4:]
+        named = values[:-4]
+        if self.codec != FLOAT32.name:
+            named += [codec, *(["feedback"] if self.error_feedback else []), mean]
+        return "-".join(named if self.update == "exact" else [*named, "update", update])
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +188,15 @@ async def _round(setting: Setting, clients: list[Client], replica: Replica, rows
     """Return the replica after a round, in which each client has an equal part of the samples."""
     schedule = InnerSchedule(_schedule(setting.base_lr), setting.local_steps)
     part = setting.client_rows * setting.local_steps
-    contributions = []
+    results: list[tuple[Weight, Difference]] = []
     for number, client in enumerate(clients):
         own = BatchId(number * part, (number + 1) * part - 1)
         plan = plan_round(replica.step + 1, (own,), 1, schedule)
-        contributions.append(Contribution(part, await client.difference(plan, replica, rows[own.start : own.end + 1])))
-    return merge(replica, contributions, OuterStep(setting.outer_lr, setting.outer_momentum, setting.mean))
+        results.append((Weight(part), await client.difference(plan, replica, rows[own.start : own.end + 1])))
+    rule = UpdateRule.of(MergeConfig(update=setting.update, mean=setting.mean))
+    header = UpdateHeader("quality", replica.step + 1, "", rule.codec)
+    update = decode_update(update_bytes(header, rule, replica.layout, results), header, replica.layout)
+    return merge(replica, update, OuterStep(setting.outer_lr, setting.outer_momentum))
 
 
 def _schedule(base_lr: float) -> Cosine:

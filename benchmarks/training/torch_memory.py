@@ -25,7 +25,7 @@ from benchmarks.training.torch_rounds import OPTIMIZER, RATE
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.errors import EpochalError
-from epochal.state.merging import Contribution, OuterStep, merge
+from epochal.state.merging import OuterStep, merge
 from epochal.state.model.replica import Replica
 from epochal.state.results import ResultHeader, result_of
 from epochal.state.wire import ClientId, Sha256
@@ -127,7 +127,7 @@ def _staged(layers: int, device: str) -> dict[str, Any]:
     header = ResultHeader("r", 1, 1, ClientId("0" * 64), Sha256("0" * 64), Sha256("0" * 64))
     result_of(header, trained.difference).sha256()
     stages.end(FILE)
-    merged = merge(replica, [Contribution(1, trained.difference)], OuterStep(0.7, 0.8))
+    merged = merge(replica, trained.difference, OuterStep(0.7, 0.8))
     stages.end(MERGED)
     state = learner.inner_state
     learner.load(merged.parameters)

@@ -21,10 +21,9 @@ from epochal.runtime.http.bodies import (
 from epochal.runtime.http.openapi import WHOLE, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.checkpoint_parts import CheckpointManifest
-from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, WorkList
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, UpdateRef, WorkList
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ResultsPage
-from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
 from epochal.state.refusals import Refusal
 from epochal.state.wire import canonical_json
 
@@ -55,11 +54,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
                 page = await handlers.results(number, attempt, after, wait_s, reader)
         if not page.results:
             handlers.check_store(reader.client_id)
-        body = handlers.service.readers.pages.encoded(page)
-        if not query.flag("bytes") or reader.client_id is None:
-            return json_response(body)
-        blobs = await handlers.intake.recent.of_page(handlers.service.run, page, reader.client_id)
-        return Response(encoded_bundle(body, blobs), media_type=MEDIA_TYPE, headers={"Cache-Control": "no-store"})
+        return json_response(handlers.service.readers.pages.encoded(page))
 
     @router.get(f"{RUN}/checkpoints/latest", summary="The last verified checkpoint", response_model=CheckpointRef)
     async def latest_checkpoint(run_id: str) -> Response:
@@ -104,6 +99,11 @@ def _add_documents(router: APIRouter, handlers: Handlers) -> None:
     for place, words in (("config", "The state file, as JSON,"), ("model", "The model's spec, as JSON,")):
         path, model = f"{RUN}/{place}/{{sha256}}", dict[str, Any]
         router.add_api_route(path, immutable, summary=f"{words} by digest", response_model=model)
+
+    @router.get(f"{RUN}/rounds/{{step}}/update", summary="The update of a step", response_model=UpdateRef)
+    async def update(run_id: str, step: Number) -> Response:
+        handlers.check_run(run_id)
+        return document_response(handlers.update(parse_whole("step", step)), "no-cache")
 
     @router.get(f"{RUN}/rounds/{{step}}/outcome", summary="The outcome of a step", response_model=Outcome)
     async def outcome(run_id: str, step: Number, request: Request) -> Response:

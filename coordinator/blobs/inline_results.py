@@ -47,7 +47,7 @@ class BytesWithCommitment:
     async def hold(self, expected: ExpectedBlob) -> CheckVerdict:
         """Check the bytes, and keep them unless they break a rule. Raises as `Source.hold`."""
         assert isinstance(expected, ExpectedResult), "a checkpoint's bytes do not come with its announcement"
-        intake, service, commitment, sha256 = self._intake, self._intake.service, expected.commitment, expected.sha256
+        intake, service, sha256 = self._intake, self._intake.service, expected.sha256
         layout, began_s = await intake.layout(), service.now_s()
         verdict = intake.timed(verdict_on(expected, layout, BytesOfBlob(self._data)), began_s)
         if verdict.rule is not None:
@@ -56,5 +56,4 @@ class BytesWithCommitment:
         needed_bytes = service.blobs.total_bytes + len(self._data) + spare_bytes
         check_room(needed_bytes, service.run.state_file.blobs.max_total_bytes)
         self.with_record = {sha256: self._data}
-        intake.recent.add((commitment.step, commitment.attempt), sha256, self._data)
         return verdict

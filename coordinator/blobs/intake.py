@@ -16,7 +16,6 @@ from typing import Protocol
 
 from epochal.coordinator.blobs.announced import announced, is_delivered
 from epochal.coordinator.blobs.checkpoint_intake import CheckpointIntake, check_size
-from epochal.coordinator.blobs.recent_results import RecentResults
 from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.stimuli import ResultReceived
 from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
@@ -66,7 +65,6 @@ class Intake:
         worker: checks the bytes.
         checking: held while a blob is checked.
         checkpoints: takes those, and knows their form.
-        recent: the last small results.
     """
 
     def __init__(self, service: CoordinatorService, worker: Worker, layout_of: LayoutOf = unknown_layout) -> None:
@@ -74,7 +72,6 @@ class Intake:
         self.worker = worker
         self.checking = asyncio.Semaphore(MAX_CHECKS)
         self.checkpoints = CheckpointIntake(service, worker, layout_of, self.checking)
-        self.recent = RecentResults(service.blobs, service.recorded_blobs)
 
     async def layout(self) -> TensorLayout:
         """Return names and shapes of the run's tensors, which every result and checkpoint must have.

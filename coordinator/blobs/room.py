@@ -1,8 +1,8 @@
 """Room for blobs: how much a run needs of `[blobs] max_total_bytes`, and a warning as soon as it is known to lack some.
 
-The rule kept here: two checkpoints and the results of two rounds find room. With less, an epoch ends after a single
-round, and with still less some results of each round are refused. Where checkpoints are made while rounds go on
-(`config.checkpoint_every`), a third checkpoint and the results of all rounds since the older of two find room too.
+The rule kept here: two checkpoints, and the results and updates of two rounds, find room. With less, an epoch ends
+after a single round, and with still less some results of each round are refused. Where checkpoints are made while
+rounds go on (`config.checkpoint_every`), a third checkpoint and all rounds since the older of two find room too.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.model.replica import CheckpointForm
 from epochal.state.results import result_size_bound
+from epochal.state.updates import UpdateRule, update_size_bound
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ def room_needed(checkpoint_bytes: int, round_bytes: int, every: int = 0) -> int:
 
     Args:
         checkpoint_bytes: size of a checkpoint.
-        round_bytes: size of all results of a round.
+        round_bytes: size of all results of a round, and of its update.
         every: `config.checkpoint_every`.
     """
     return checkpoints_with_room(every) * checkpoint_bytes + rounds_with_room(every) * round_bytes
@@ -78,14 +79,15 @@ class BlobRoom:
         rounds = rounds_with_room(run.state_file.config.checkpoint_every)
         result_bytes = result_size_bound(form.layout, run.state_file.merge.codec_name)
         every, most = run.state_file.config.checkpoint_every, run.state_file.blobs.max_total_bytes
-        needed = room_needed(form.size_bound, count * result_bytes, every)
+        update_bytes = update_size_bound(form.layout, UpdateRule.of(run.state_file.merge))
+        needed = room_needed(form.size_bound, count * result_bytes + update_bytes, every)
         if needed > most:
             log.warning(
                 "blobs_need_more_room",
                 extra={
                     "max_total_bytes": most,
-                    "needed_for": f"{checkpoints_with_room(every)} checkpoints, and the results of "
-                    f"{rounds} rounds of {count} clients",
+                    "needed_for": f"{checkpoints_with_room(every)} checkpoints, and the results and updates "
+                    f"of {rounds} rounds of {count} clients",
                     "consequence": "epochs end early, or results are refused as blobs-full",
                     "write": f"max_total_bytes = {needed} in [blobs], and {rounds * result_bytes} more for "
                     "each further client; then start again",

@@ -22,6 +22,7 @@ from epochal.coordinator.machine import (
 )
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
+from epochal.coordinator.machine.outcomes import take_update
 from epochal.coordinator.machine.pace import train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.run_identity import CompactedJournal
@@ -127,6 +128,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return checkpoints.reject(run, stimulus)
         case stimuli.GenesisProvided():
             return checkpoints.provide_genesis(run, stimulus)
+        case stimuli.UpdateMade():
+            return run.with_parts(take_update(run.models, stimulus)), ()
         case stimuli.DataFingerprintSet():
             return membership.gathered(datasets.set_fingerprint(run, stimulus)), ()
         case stimuli.PauseRequested() | stimuli.ResumeRequested():

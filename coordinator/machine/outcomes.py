@@ -13,12 +13,16 @@ from epochal.coordinator.machine.instructions import BatchesQuarantined, EndedRo
 from epochal.coordinator.machine.pace import with_pace
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.round_reliability import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
+from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, data_index_count, subtract, total_batches
 from epochal.state.messages.requests import ResultCommitment
+from epochal.state.refusals import Refusal
 from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
 from epochal.state.wire import ClientId, Sha256
 
@@ -36,7 +40,7 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
     """Return the outcome of a run's round, from its commitments and attestations.
 
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
-    a quorum agreed. The entries are in the round's permuted order.
+    a quorum agreed. The entries are in the order in which the results were verified.
     """
     plan = current.tasks.plan
     if not current.results.verified:
@@ -53,8 +57,8 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
     )
     applied = [
         client_id
-        for client_id, assignment in plan.assignments.items()
-        if assignment and verified.get(client_id) == agreed and _is_received(plan.positions[client_id], received)
+        for client_id, replica in verified.items()
+        if replica == agreed and _is_received(plan.positions[client_id], received)
     ]
     if not applied:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
@@ -136,6 +140,23 @@ def end_round(run: Run, current: Round) -> Handled:
         current.weighed(run.state_file, included), current.results.usual, run.state_file.merge.norm_limit
     )
     return run.with_parts(run.models.with_outcome(outcome, usual)), instructions
+
+
+def take_update(models: RunModels, event: UpdateMade) -> RunModels:
+    """Return the run's models with the update of one of its outcomes; the first one that is made counts.
+
+    Raises:
+        Refused: `stale-round` if no outcome of its step is kept, `already-committed` if another update of it is.
+    """
+    step, known = event.update.step, models.updates.get(event.update.step)
+    if step not in models.outcomes:
+        raise Refused(Refusal.STALE_ROUND, f"an update of step {step}, of which no outcome is kept")
+    if known is None:
+        return models.with_update(event.update, event.parts)
+    if known != event.update:
+        message = f"an update of step {step}, {event.update.blob_sha256}: the run has {known.blob_sha256}"
+        raise Refused(Refusal.ALREADY_COMMITTED, message, committed=known.blob_sha256)
+    return models
 
 
 def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed: Sha256 | None) -> Handled:

@@ -15,7 +15,7 @@ from epochal.state.checkpoint_parts import CheckpointPart
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef
+from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.intervals import BatchId
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckVerdict
@@ -208,6 +208,19 @@ class GenesisProvided:
 
 
 @dataclass(frozen=True, slots=True)
+class UpdateMade:
+    """The update of an outcome was made from its results; its bytes are held.
+
+    Attributes:
+        parts: of an update of several parts, in their order.
+    """
+
+    update: UpdateRef
+    parts: tuple[CheckpointPart, ...] = ()
+    type: Literal["update_made"] = "update_made"
+
+
+@dataclass(frozen=True, slots=True)
 class DataFingerprintSet:
     """The operator pinned the data that the run trains on; None takes an earlier pin back."""
 
@@ -362,7 +375,7 @@ class AuditReported:
 Stimulus: TypeAlias = (
     CoordinatorStarted | RunRestored | CoordinatorKeyReplaced | Ticked | ClientJoined | ClientWithdrew
     | ClientsFellSilent | ClientEjected | ClientBecameReady | ResultReceived | AttestationReceived | StepFailed
-    | CheckpointReported | CheckpointHeld | CheckpointRejected | GenesisProvided | DataFingerprintSet
+    | CheckpointReported | CheckpointHeld | CheckpointRejected | GenesisProvided | UpdateMade | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported

@@ -7,7 +7,15 @@ from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import Progress, dump_state
-from epochal.state.documents import DOCUMENT_FORMAT, MAX_REASON_CHARS, CheckpointRef, RoundAhead, RoundHead, RunDocument
+from epochal.state.documents import (
+    DOCUMENT_FORMAT,
+    MAX_REASON_CHARS,
+    CheckpointRef,
+    RoundAhead,
+    RoundHead,
+    RunDocument,
+    UpdateRef,
+)
 from epochal.state.intervals import total_batches
 from epochal.state.messages.blob_messages import ExpectedResult
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
@@ -51,6 +59,7 @@ def document_of(run: Run, version: int, known: Known | None = None) -> RunDocume
         data_fingerprint=run.data.fingerprint,
         coordinator_key=run.identity.coordinator_key,
         ahead=None if current is None else _ahead(current),
+        update=run.models.updates.get(run.progress.replica_step),
     )
 
 
@@ -176,22 +185,24 @@ class KeptBlob:
     size_bytes: int
 
 
-def checkpoint_blobs(run: Run, checkpoint: CheckpointRef) -> tuple[tuple[Sha256, int], ...]:
-    """Return digest and size of every blob of a kept checkpoint, in the order of the file."""
-    if checkpoint.part_count == 1:
-        return ((checkpoint.blob_sha256, checkpoint.size_bytes),)
-    return tuple((part.sha256, part.size_bytes) for part in run.models.manifests[checkpoint.blob_sha256].parts)
+def blobs_of(run: Run, kept: CheckpointRef | UpdateRef) -> tuple[tuple[Sha256, int], ...]:
+    """Return digest and size of every blob of a kept checkpoint or update, in the order of the file."""
+    if kept.part_count == 1:
+        return ((kept.blob_sha256, kept.size_bytes),)
+    return tuple((part.sha256, part.size_bytes) for part in run.models.manifests[kept.blob_sha256].parts)
 
 
 def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     """Return the blobs that have arrived and must be there, the newest checkpoint's first; each digest once."""
-    checkpoints = [(ref.step, checkpoint_blobs(run, ref)) for ref in reversed(run.models.checkpoints)]
+    files = [(ref.purpose, blobs_of(run, ref)) for ref in reversed(run.models.checkpoints)]
     making = run.models.checkpointing
     if making is not None:
-        checkpoints += [(making.step, making.claims.by_client[client_id].blobs()) for client_id in making.claims.held]
+        purpose, claims = f"the checkpoint of step {making.step}", making.claims
+        files += [(purpose, claims.by_client[client_id].blobs()) for client_id in claims.held]
+    files += [(ref.purpose, blobs_of(run, ref)) for ref in reversed(list(run.models.updates.values()))]
     kept = [
-        KeptBlob(f"{_part_name(number, len(blobs))}the checkpoint of step {step}", sha256, size_bytes)
-        for step, blobs in checkpoints
+        KeptBlob(f"{_part_name(number, len(blobs))}{purpose}", sha256, size_bytes)
+        for purpose, blobs in files
         for number, (sha256, size_bytes) in enumerate(blobs, 1)
     ]
     if run.round is not None:
@@ -212,8 +223,9 @@ def _part_name(number: int, count: int) -> str:
 
 
 def blobs_needed(run: Run) -> frozenset[Sha256]:
-    """Return the blobs that must stay: those of kept checkpoints, of kept outcomes, and of the round under way."""
-    needed = {sha256 for checkpoint in run.models.checkpoints for sha256, _ in checkpoint_blobs(run, checkpoint)}
+    """Return the blobs that must stay: those of kept checkpoints, updates and outcomes, and of the round under way."""
+    files: list[CheckpointRef | UpdateRef] = [*run.models.checkpoints, *run.models.updates.values()]
+    needed = {sha256 for file in files for sha256, _ in blobs_of(run, file)}
     for outcome in run.models.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:

@@ -9,19 +9,27 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.views import checkpoint_blobs
+from epochal.coordinator.machine.views import blobs_of
 from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.checkpoint_blobs import opened_parts
 from epochal.runtime.long_work import long_work
-from epochal.state.documents import Outcome
+from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import EpochalError, StoreFailed
-from epochal.state.merging import Contribution, OuterStep, merge, verify_arithmetic
+from epochal.state.merging import OuterStep, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, parse_checkpoint, replica_digest
-from epochal.state.model.tensors import TensorLayout
-from epochal.state.results import decode_result, norm_of
+from epochal.state.model.tensors import (
+    BYTES_TYPE,
+    FLOAT32_TYPE,
+    InvalidTensorFile,
+    TensorLayout,
+    parse_tensor_file,
+)
+from epochal.state.results import Difference, decode_result, norm_of
+from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 from epochal.state.weights import number_of
 from epochal.state.wire import Sha256, sha256_hex
 
+_TYPES = (FLOAT32_TYPE, BYTES_TYPE)
 NORM_TOLERANCE = 1e-9
 """Relative difference of two lengths that were summed up in another order."""
 
@@ -88,31 +96,61 @@ async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica,
     Each comes with what is wrong with the lengths of the results that led to it, or None.
     """
     verify_arithmetic()
-    outer = OuterStep.of(run.state_file.merge)
+    outer, rule = OuterStep.of(run.state_file.merge), UpdateRule.of(run.state_file.merge)
     with long_work(
         "computing the parameters again", run.progress.replica_step - run.models.checkpoints[0].step, "steps"
     ) as work:
         replica = parse_checkpoint(await _checkpoint(run, blobs))
         yield replica, None
         while (outcome := run.models.outcomes.get(replica.step + 1)) is not None:
-            contributions = await _contributions(outcome, blobs, replica.layout)
-            replica = merge(replica, contributions, outer)
+            results = await _results(outcome, blobs, replica.layout)
+            header = UpdateHeader.of(outcome, rule)
+            made = update_bytes(header, rule, replica.layout, ((Weight.of(entry), found) for entry, found in results))
+            wrong = _wrong_norm(outcome, results) or await _wrong_update(run, blobs, outcome.step, made)
+            replica = merge(replica, decode_update(made, header, replica.layout), outer)
             work.advance()
-            yield replica, _wrong_norm(outcome, contributions)
+            yield replica, wrong
 
 
-async def _contributions(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[Contribution]:
-    results = [(entry, await _blob(blobs, entry.result_sha256)) for entry in outcome.entries]
-    return [Contribution.of(entry, decode_result(data, layout)[1]) for entry, data in results]
+async def _results(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[tuple[OutcomeEntry, Difference]]:
+    return [
+        (entry, decode_result(await _blob(blobs, Sha256(entry.result_sha256)), layout)[1]) for entry in outcome.entries
+    ]
 
 
-def _wrong_norm(outcome: Outcome, contributions: Sequence[Contribution]) -> str | None:
+async def _wrong_update(run: Run, blobs: BlobReader, step: int, made: bytes) -> str | None:
+    """Return in which tensor the update that was kept differs from the one that its results make, or None."""
+    named = run.models.updates.get(step)
+    if named is None:
+        return None
+    parts = blobs_of(run, named)
+    async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:
+        kept = file.view()
+        if kept == made:
+            return None
+        return f"the update of step {step} is not the mean of its results: {_first_difference(kept, made)}"
+
+
+def _first_difference(kept: memoryview, made: bytes) -> str:
+    try:
+        found, wanted = parse_tensor_file(kept, _TYPES), parse_tensor_file(made, _TYPES)
+    except InvalidTensorFile as error:
+        return f"it is no update: {error.message}"
+    if found.layout != wanted.layout or found.metadata != wanted.metadata:
+        return "its header differs"
+    tensors = found.tensors()
+    return "tensor " + next(
+        repr(name) for name, block in wanted.tensors().items() if block.tobytes() != tensors[name].tobytes()
+    )
+
+
+def _wrong_norm(outcome: Outcome, results: Sequence[tuple[OutcomeEntry, Difference]]) -> str | None:
     """Return which result of an outcome has another length than was kept, or None.
 
     Its factor was then computed from a wrong number; that it was computed rightly is what the replay shows.
     """
-    for entry, contribution in zip(outcome.entries, contributions, strict=True):
-        found, kept = norm_of(contribution.difference), number_of(entry.norm)
+    for entry, difference in results:
+        found, kept = norm_of(difference), number_of(entry.norm)
         if not math.isclose(found, kept, rel_tol=NORM_TOLERANCE):
             return f"the result of {entry.client_id} in step {outcome.step} has length {found!r}; {kept!r} was kept"
     return None
@@ -120,7 +158,7 @@ def _wrong_norm(outcome: Outcome, contributions: Sequence[Contribution]) -> str 
 
 async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:
     """Return the bytes of the older kept checkpoint, each of its parts compared with its digest."""
-    parts = checkpoint_blobs(run, run.models.checkpoints[0])
+    parts = blobs_of(run, run.models.checkpoints[0])
     for sha256, _ in parts:
         await _blob(blobs, sha256)
     async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:

@@ -29,6 +29,11 @@ class Place(Protocol):
     """
 
     @property
+    def scratch(self) -> Path:
+        """Folder for temporary files of this process, on the disk that holds the run if that is this machine's."""
+        ...
+
+    @property
     def retry_s(self) -> float:
         """Time between two attempts to go on while it keeps nothing."""
 

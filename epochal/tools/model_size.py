@@ -11,7 +11,6 @@ from epochal.state.config.state_file import MergeConfig, RunConfig, StateFile
 from epochal.state.model.first_model import FirstModel, first_checkpoint, model_document
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.results import result_size_bound
-from epochal.state.round_model import UPDATE_CODECS
 from epochal.trainers.first_parameters import model_layout
 
 FLOAT32_BYTES = 4
@@ -51,7 +50,7 @@ class ModelSize:
             checkpoint_size_bound(layout, len(model_document(spec)), has_momentum=merge.has_momentum),
             result_size_bound(layout, codec),
             codec_named(codec).encoded(layout).size_bytes,
-            codec_named(UPDATE_CODECS[merge.update]).encoded(layout).size_bytes,
+            codec_named(merge.update_codec).encoded(layout).size_bytes,
         )
 
     @property
@@ -61,7 +60,7 @@ class ModelSize:
 
     def total_bytes(self, config: RunConfig) -> int:
         """Return the `max_total_bytes` with which rounds of `init_min_clients` find room beside checkpoints."""
-        round_bytes = config.init_min_clients * self.result_bytes
+        round_bytes = config.init_min_clients * self.result_bytes + self.update_bytes
         return max(self.least_total_bytes, room_needed(self.checkpoint_bytes, round_bytes, config.checkpoint_every))
 
 

@@ -1,4 +1,4 @@
-"""The download of a checkpoint: several of its parts at once, each compared with its digest as it arrives.
+"""The download of a checkpoint or an update: several of its parts at once, each compared with its digest on arrival.
 
 Theory of operation. A few tasks take one part after the other. A part that arrives wrongly is requested again, in
 `ATTEMPTS` requests at most. The parts of one checkpoint are byte ranges of one file of the spool, which is a replica's
@@ -22,7 +22,7 @@ from epochal.runtime.long_work import BYTES, LongWork, long_work
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
-from epochal.state.documents import CheckpointRef
+from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256
@@ -56,15 +56,15 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """The checkpoint that was asked for last, its file, and its parts as far as they have arrived."""
+    """What was asked for last, its file, and its parts as far as they have arrived."""
 
-    checkpoint: CheckpointRef
+    named: CheckpointRef | UpdateRef
     file: SpoolFile
     wanted: tuple[_Wanted, ...]
 
 
 class CheckpointDownload:
-    """Fetches checkpoints for one client, one at a time.
+    """Fetches checkpoints and updates for one client, one at a time.
 
     Args:
         requests: the coordinator.
@@ -80,8 +80,8 @@ class CheckpointDownload:
         self._observer = observer
         self._under_way: _UnderWay | None = None
 
-    async def fetch(self, checkpoint: CheckpointRef) -> SpoolFile:
-        """Return the bytes of a checkpoint, each part of them verified.
+    async def fetch(self, named: CheckpointRef | UpdateRef) -> SpoolFile:
+        """Return the bytes of a checkpoint or an update, each part of them verified.
 
         Raises:
             Refused: `not-found`: the coordinator lacks a part, or the manifest.
@@ -89,12 +89,12 @@ class CheckpointDownload:
                 (with the bytes of another part) or `damaged`.
             SpoolFull: they find no room.
         """
-        if self._under_way is None or self._under_way.checkpoint != checkpoint:
+        if self._under_way is None or self._under_way.named != named:
             self._under_way = None  # its file goes first
-            self._under_way = await self._begin(checkpoint)
+            self._under_way = await self._begin(named)
         wanted = self._under_way.wanted
         left = iter([part for part in wanted if not part.is_whole])
-        with long_work(f"downloading the checkpoint of step {checkpoint.step}", checkpoint.size_bytes, BYTES) as work:
+        with long_work(f"downloading {named.purpose}", named.size_bytes, BYTES) as work:
             work.done = sum(part.target.size_bytes for part in wanted)
             try:
                 async with asyncio.TaskGroup() as group:
@@ -109,22 +109,20 @@ class CheckpointDownload:
         file, self._under_way = self._under_way.file, None
         return file
 
-    async def _begin(self, checkpoint: CheckpointRef) -> _UnderWay:
-        file, place = self._spool.file(), f"of the checkpoint of step {checkpoint.step}"
-        if checkpoint.part_count == 1:
-            only = CheckpointPart(checkpoint.blob_sha256, checkpoint.size_bytes)
-            return _UnderWay(
-                checkpoint, file, (_Wanted(f"part 1 of 1 {place}", only, ReceivedFile(file, only.size_bytes)),)
-            )
-        parts = (await self._requests.manifest(checkpoint.blob_sha256)).parts
-        check_parts(parts, checkpoint.blob_sha256, checkpoint.size_bytes)
-        await self._worker.run(partial(file.prepared, checkpoint.size_bytes))
+    async def _begin(self, named: CheckpointRef | UpdateRef) -> _UnderWay:
+        file, place = self._spool.file(), f"of {named.purpose}"
+        if named.part_count == 1:
+            only = CheckpointPart(named.blob_sha256, named.size_bytes)
+            return _UnderWay(named, file, (_Wanted(f"part 1 of 1 {place}", only, ReceivedFile(file, only.size_bytes)),))
+        parts = (await self._requests.manifest(named.blob_sha256)).parts
+        check_parts(parts, named.blob_sha256, named.size_bytes)
+        await self._worker.run(partial(file.prepared, named.size_bytes))
         wanted, start = [], 0
         for number, part in enumerate(parts, 1):
             name = f"part {number} of {len(parts)} {place}"
             wanted.append(_Wanted(name, part, ReceivedPart(file, start, part.size_bytes)))
             start += part.size_bytes
-        return _UnderWay(checkpoint, file, tuple(wanted))
+        return _UnderWay(named, file, tuple(wanted))
 
     async def _fetch_all(self, left: Iterator[_Wanted], work: LongWork) -> None:
         """Fetch one part after the other; note those that the coordinator lacks."""
@@ -138,6 +136,8 @@ class CheckpointDownload:
                 log.warning("checkpoint_part_missing", extra={"part": wanted.name, "reason": refusal.message})
 
     async def _fetch_one(self, wanted: _Wanted, target: ReceivedBytes) -> None:
+        assert self._under_way is not None
+        named = self._under_way.named
         started_s, problem = asyncio.get_running_loop().time(), InvalidDocument("")
         for _ in range(ATTEMPTS):
             try:
@@ -150,7 +150,8 @@ class CheckpointDownload:
                 log.warning("checkpoint_part_wrong", extra=fields)
                 continue
             wanted.is_whole = True
-            self._observer(BlobFetched(target.size_bytes, asyncio.get_running_loop().time() - started_s))
+            took_s, is_update = asyncio.get_running_loop().time() - started_s, isinstance(named, UpdateRef)
+            self._observer(BlobFetched(target.size_bytes, took_s, is_merged=is_update))
             return
         message = f"{wanted.name} arrived wrongly {ATTEMPTS} times: {problem.message}"
         raise InvalidDocument(message, **problem.context)

@@ -2,37 +2,36 @@
 
 Theory of operation. The run document asks for replica `document.step − 1`; `apply_state` makes the document the aim.
 One task (`run`) moves towards that replica one step at a time: it loads the verified checkpoint, or applies the next
-outcome. Between two steps it reads the aim again, so a document that arrives meanwhile neither restarts the work nor
+update. Between two steps it reads the aim again, so a document that arrives meanwhile neither restarts the work nor
 waits for it. The machine's steps wait with `at`. A blob that a document names and the coordinator lacks is requested
-again, and one warning says that the run waits for it. Applying an outcome fetches its results, decodes and averages
-them, and hashes the new replica.
+again, and one warning says that the run waits for it. An update that does not come in time, or is not what it must be,
+is made here, from the outcome's results (`own_updates.py`): the bytes are the same.
 
-The rules kept here: an outcome is applied only to the replica whose digest its quorum attested; a replica that differs
-is dropped and rebuilt, never repaired; and one that still differs after several rebuilds ends this client, because its
-arithmetic differs.
+The rules kept here: an update is applied only to the replica whose digest its outcome's quorum attested; a replica that
+differs from what the update leads to is dropped and rebuilt, never repaired; and one that still differs after several
+rebuilds ends this client, because its arithmetic differs.
 """
 
 import asyncio
 import logging
-import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 from epochal.run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
-from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.merger import Merger
+from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef, Outcome, OutcomeEntry, RunDocument
+from epochal.state.documents import CheckpointRef, Outcome, RunDocument, UpdateRef
 from epochal.state.errors import Desync, InvalidDocument, Refused
-from epochal.state.merging import Contribution
 from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
 from epochal.state.refusals import Refusal
-from epochal.state.results import decode_result, result_size_bound
+from epochal.state.results import Difference, result_size_bound
+from epochal.state.updates import UpdateHeader, UpdateRule, decode_update, update_size_bound
 from epochal.state.wire import Sha256, document_digest
 
 log = logging.getLogger(__name__)
@@ -44,73 +43,70 @@ CHECKPOINTS_OF_A_ROUND = 2
 """A client's spool holds two replicas, each as large as a checkpoint, while it merges an outcome."""
 RESIDUALS_OF_A_ROUND = 2
 """A client's spool holds what its codec has left out before and after a result whose outcome is not known."""
-MERGED_IN_MEMORY_BYTES = 1024 * 1024
-"""A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
 LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class HeldReplica:
-    """A replica and its digest.
+class UpdateRequests(Protocol):
+    """The requests of a coordinator that name what replicas apply. They are repeated by themselves."""
 
-    Attributes:
-        file: the checkpoint file that holds its values, as every client would write it; None without one.
-    """
+    async def outcome(self, step: int) -> Outcome:
+        """Return the outcome of a step. Raises `Refused` (`not-found`) if none is kept."""
+        ...
 
-    replica: Replica
-    digest: Sha256
-    file: SpoolFile | None = None
-
-    @property
-    def step(self) -> int:
-        """How many outcomes it includes."""
-        return self.replica.step
+    async def update(self, step: int) -> UpdateRef:
+        """Return the update of a step. Raises `Refused` (`not-found`) if none is kept."""
+        ...
 
 
 class ReplicaKeeper:
     """Holds this client's replica. Keep `run` running in a task group.
 
     Args:
-        fetch_outcome: fetches the outcome of a step from the coordinator.
-        exchange: fetches results.
-        download: fetches checkpoints.
-        merger: applies outcomes.
-        spool: where the exchange keeps what it fetches, and new replicas are written.
+        requests: the coordinator.
+        download: fetches checkpoints and updates.
+        own_updates: makes those that do not come.
+        merger: applies updates.
+        spool: where new replicas are written.
         worker: checks checkpoints, off the event loop.
         check_checkpoint: raises `InvalidDocument` if a checkpoint's replica must not be held; it ends this client.
         on_outcome: called with every outcome applied, before `at` returns the replica.
         observer: receives `ReplicaHeld`, `ReplicaDistrusted` and `OutcomeMerged`.
+        update_wait_s: `merge.update_wait_s`.
     """
 
     def __init__(
         self,
-        fetch_outcome: Callable[[int], Awaitable[Outcome]],
-        exchange: Exchange,
+        requests: UpdateRequests,
         download: CheckpointDownload,
+        own_updates: OwnUpdates,
         merger: Merger,
         spool: Spool,
         worker: Worker,
         check_checkpoint: Callable[[Replica], None],
         on_outcome: Callable[[Outcome], None],
         observer: Observer,
+        update_wait_s: float,
     ) -> None:
-        self._fetch_outcome = fetch_outcome
-        self._exchange = exchange
+        self._requests = requests
         self._download = download
+        self._own_updates = own_updates
         self._merger = merger
         self._spool = spool
         self._worker = worker
         self._check_checkpoint = check_checkpoint
         self._on_outcome = on_outcome
         self._observer = observer
+        self._update_wait_s = update_wait_s
         self._aim: RunDocument | None = None
         self._held: HeldReplica | None = None
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
+        self._awaited: tuple[int, float] | None = None
+        """The step whose update is waited for, and until when, on the event loop's clock."""
         self._lacking: tuple[str, int] | None = None
         """The blob that the coordinator lacked at the last attempt, and its step."""
         self._warned_of: tuple[str, int] | None = None
@@ -177,13 +173,14 @@ class ReplicaKeeper:
                 await self._wait_for(changed)
 
     async def _wait_for(self, changed: asyncio.Event) -> None:
-        """Wait for the change; if the coordinator lacks a blob that the run needs, wait only a while, and warn once."""
+        """Wait for the change; for an update, or for a blob that the coordinator lacks, only a while; warn once."""
+        now_s = asyncio.get_running_loop().time()
+        timeout_s = None if self._awaited is None else max(0.0, self._awaited[1] - now_s)
         try:
-            async with asyncio.timeout(None if self._lacking is None else MISSING_RETRY_S):
+            async with asyncio.timeout(timeout_s if self._lacking is None else MISSING_RETRY_S):
                 await changed.wait()
         except TimeoutError:
-            assert self._lacking is not None
-            if self._warned_of != self._lacking:
+            if self._lacking is not None and self._warned_of != self._lacking:
                 what, step = self._warned_of = self._lacking
                 log.warning("coordinator_lacks", extra={"what": what, "step": step, "consequence": LACKING})
             self._missing = None
@@ -206,8 +203,7 @@ class ReplicaKeeper:
         if self._missing == held.step + 1:
             self._lacking = ("results or outcome", self._missing)
             return False
-        await self._apply_next(held, aim)
-        return True
+        return await self._apply_next(held, aim)
 
     def _must_rebuild(self, held: HeldReplica, aim: RunDocument) -> bool:
         if _rebuild_of(aim) not in (None, self._rebuilt_for):
@@ -243,56 +239,71 @@ class ReplicaKeeper:
         self._spool.drop_pages()
         return HeldReplica(replica, Sha256(found.replica_digest))
 
-    async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> None:
+    async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> bool:
+        """Apply the next update; return False if it is still waited for."""
         step = held.step + 1
         try:
-            outcome = await self._fetch_outcome(step)
+            named = await self._named_update(step, aim)
+            if named is None and self._is_awaited(step):
+                return False
+            outcome = await self._requests.outcome(step)
             if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
                 if self._held is held:
                     self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
-                return
-            contributions = await self._contributions(outcome, held.replica)
+                return True
+            update = await self._update(outcome, named, held.replica)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
             self._missing = step
-            return
+            return True
         started_s = asyncio.get_running_loop().time()
-        merged = await self._merged(held.replica, contributions)
+        merged = await self._merger.applied(held.replica, update)
         self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
         if self._held is held:
+            self._awaited = None
             self._on_outcome(outcome)
             self._hold(merged, "outcome")
-            self._exchange.forget(entry.result_sha256 for entry in outcome.entries)
+            if named is not None and merged.digest != named.replica_digest:
+                self.distrust(f"the update of step {step} leads to {named.replica_digest}")
+        return True
 
-    async def _contributions(self, outcome: Outcome, start: Replica) -> list[Contribution]:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._contribution(entry, start)) for entry in outcome.entries]
-        found = [task.result() for task in tasks]
-        for contribution in found:
-            if isinstance(contribution, Refused):
-                raise contribution
-        return [contribution for contribution in found if isinstance(contribution, Contribution)]
-
-    async def _contribution(self, entry: OutcomeEntry, start: Replica) -> Contribution | Refused:
+    async def _named_update(self, step: int, aim: RunDocument) -> UpdateRef | None:
+        """Return the update of a step, if it is made."""
+        if step == aim.step - 1:
+            return aim.update
         try:
-            file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
+            return await self._requests.update(step)
         except Refused as refusal:
-            return refusal
-        return Contribution.of(entry, decode_result(file.view(), start.layout)[1])
+            if refusal.kind is not Refusal.NOT_FOUND:
+                raise
+            return None
 
-    async def _merged(self, start: Replica, contributions: list[Contribution]) -> HeldReplica:
-        """Return the replica after an outcome, in a file of the spool unless it is small."""
-        size_bytes = checkpoint_size_bound(start.layout, has_momentum=start.has_momentum)
-        if size_bytes <= MERGED_IN_MEMORY_BYTES or sys.byteorder != "little":  # which a checkpoint file has
-            replica = await self._merger.merge(start, contributions)
-            return HeldReplica(replica, Sha256(await self._merger.digest(replica)))
-        file = self._spool.file()
-        replica, digest = await self._merger.merge_into(file, start, contributions)
-        return HeldReplica(replica, Sha256(digest), file)
+    def _is_awaited(self, step: int) -> bool:
+        """Return whether there is still time for the update of a step to come; the first call begins to wait."""
+        now_s = asyncio.get_running_loop().time()
+        if self._awaited is None or self._awaited[0] != step:
+            self._awaited = (step, now_s + self._update_wait_s)
+        return now_s < self._awaited[1]
+
+    async def _update(self, outcome: Outcome, named: UpdateRef | None, start: Replica) -> Difference:
+        """Return an outcome's update: fetched, or made here of its results."""
+        expected, layout = UpdateHeader.of(outcome, self._merger.rule), start.layout
+        if named is not None:
+            try:
+                file = await self._download.fetch(named)
+                return decode_update(file.view(), expected, layout)
+            except (Refused, InvalidDocument) as error:
+                if isinstance(error, Refused) and error.kind is not Refusal.NOT_FOUND:
+                    raise
+                log.warning("update_unusable", extra={"step": outcome.step, "reason": error.message})
+        else:
+            log.warning("update_late", extra={"step": outcome.step, "waited_s": self._update_wait_s})
+        file = await self._own_updates.make(outcome, expected, layout)
+        return decode_update(file.view(), expected, layout)
 
     def _drop(self, reason: str) -> None:
         if self._held is not None:
@@ -307,22 +318,23 @@ class ReplicaKeeper:
         self._observer(ReplicaHeld(held.step, held.digest, origin))
 
 
-def round_bytes(replica: Replica, state: StateFile, client_count: int) -> int:
-    """Return the size of what a client's spool holds in a round: two replicas, and a result of each client.
+def round_bytes(replica: Replica, state: StateFile) -> int:
+    """Return the size of what a client's spool holds in a round: two replicas, its own result, and the update.
 
     A third replica is kept where checkpoints are written while rounds go on. With error feedback, there are two
-    residuals.
+    residuals. An update that has to be made here takes a sum and one more result, for which the third replica's room,
+    or what the disk has beyond this, must do.
 
     Args:
         replica: the present one.
         state: the run's.
-        client_count: number of clients in the round.
     """
     replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every)
     checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
     result_bytes = result_size_bound(replica.layout, state.merge.codec_name)
+    update_bytes = update_size_bound(replica.layout, UpdateRule.of(state.merge))
     residual_bytes = RESIDUALS_OF_A_ROUND * replica.layout.size_bytes if state.merge.error_feedback else 0
-    return replica_count * checkpoint_bytes + client_count * result_bytes + residual_bytes
+    return replica_count * checkpoint_bytes + result_bytes + update_bytes + residual_bytes
 
 
 def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:

@@ -11,10 +11,11 @@ from functools import partial
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.run_manager.context import FollowedConfig
-from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.runtime.background_task import BackgroundTask
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import SentPart
+from epochal.runtime.merging.merger import HeldReplica
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest

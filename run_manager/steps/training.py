@@ -145,7 +145,7 @@ class TrainingStepMetadata:
             batches: AssignedBatches = receiver if packing is None else packing.rows_of(mine.assignments, receiver)
             held = await self.keeper.at(mine.head.step - 1)
             await self.opening.check(held.replica)
-            self.results.check_room(held.replica, mine.state, len(mine.view.positions))
+            self.results.check_room(held.replica, mine.state)
             self._begin(mine, "train")
             try:
                 self.results.forget()

@@ -8,9 +8,10 @@ from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.providers.local_places import allowed_path
 from epochal.run_manager.context import FollowedConfig
 from epochal.run_manager.readiness import Readiness
-from epochal.run_manager.replica.keeper import HeldReplica, ReplicaKeeper
+from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.steps.checkpoint import CheckpointPublisher
 from epochal.run_manager.trainer_opening import TrainerOpening
+from epochal.runtime.merging.merger import HeldReplica
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import LocalCheckpoint

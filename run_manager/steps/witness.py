@@ -1,10 +1,10 @@
-"""The witness's part of a round: it fetches the results of the round as they arrive, and attests those that it holds.
+"""The witness's part of a round: it follows the list of verified results, and attests those that came in time.
 
-One task per round follows the coordinator's list of verified results from RoundTrain into RoundWitness and fetches each
-result. When the list is complete and all of it is held, the witness attests. In RoundWitness results are no longer
-accepted: when half of its time is over, the Witness step attests those that are held; another attestation may follow
-with more. A client that is not elected does not follow the list: it learns from the run document that there is an
-outcome, which names the results.
+One task per round follows the coordinator's list from RoundTrain into RoundWitness; the results themselves stay there,
+since what is applied is their mean. When the list is complete, the witness attests. In RoundWitness results are no
+longer accepted: when half of its time is over, the Witness step attests those that are listed; another attestation may
+follow with more. A client that is not elected does not follow the list: it learns from the run document that there is
+an outcome.
 """
 
 import asyncio
@@ -21,16 +21,14 @@ from epochal.run_manager.round_view import RoundViews
 from epochal.runtime.background_task import BackgroundTask
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
-from epochal.state.messages.requests import Attestation, CommittedResult
-from epochal.state.messages.result_bundles import PageAndBytes
+from epochal.state.messages.requests import Attestation, ResultsPage
 from epochal.state.refusals import Retry
 from epochal.state.wire import ClientId
 
 log = logging.getLogger(__name__)
 
 WAITING_SHARE = 0.5
-"""Share of the phase for which a witness waits for the missing results before it attests those that it holds."""
-MAX_PENDING_FETCHES = 64
+"""Share of the phase for which a witness waits for the missing results before it attests those that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class WitnessUses:
 
 
 class WitnessedResults:
-    """The results of one round that this client holds.
+    """The results of one round that are listed as verified.
 
     Attributes:
         head: the round.
@@ -56,22 +54,20 @@ class WitnessedResults:
     def __init__(self, uses: WitnessUses, head: RoundHead) -> None:
         self._uses = uses
         self.head = head
-        self._known: dict[ClientId, CommittedResult] = {}
-        self._received: set[ClientId] = set()
+        self._listed: set[ClientId] = set()
         self._attested: frozenset[ClientId] | None = None
         self._attesting = asyncio.Lock()
         self.finished = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow the round, as a witness, until its list is complete, fetch all of it, and attest."""
+        """Follow the round, as a witness, until its list is complete, and attest."""
         self._uses.exchange.begin_round()
         try:
             view = await self._uses.rounds.of(self.head)
             if self._uses.session.client_id not in view.witnesses:
                 return
-            complete = await self._follow()
-            if complete and self._known and self._received == self._known.keys():
-                await self.attest_what_is_held()
+            if await self._follow() and self._listed:
+                await self.attest_what_is_listed()
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
                 raise
@@ -79,8 +75,8 @@ class WitnessedResults:
         finally:
             self.finished.set()
 
-    async def attest_what_is_held(self) -> None:
-        """Attest the results that are held, if this client is a witness and has not attested the same results before.
+    async def attest_what_is_listed(self) -> None:
+        """Attest the results that are listed, if this client is a witness and has not attested the same results before.
 
         Raises:
             Refused: `stale-round`, when the round is over.
@@ -91,15 +87,15 @@ class WitnessedResults:
             return
         held, loop = await uses.keeper.at(head.step - 1), asyncio.get_running_loop()
         async with self._attesting:
-            received = frozenset(self._received)
+            received = frozenset(self._listed)
             if received == self._attested:
                 return
             bits = sum(1 << view.positions[client_id] for client_id in received)
             attestation = Attestation(head.step, head.attempt, held.digest, f"{bits:x}")
-            began_s, counts = loop.time(), (len(received), len(self._known))
+            began_s = loop.time()
 
             def attested() -> None:
-                uses.observer(Attested(head.step, head.attempt, *counts, loop.time() - began_s))
+                uses.observer(Attested(head.step, head.attempt, len(received), loop.time() - began_s))
 
             try:
                 await uses.session.report(attestation)
@@ -111,25 +107,17 @@ class WitnessedResults:
 
     async def _follow(self) -> bool:
         """Follow the list of results; return whether it was followed to its end."""
-        slots = asyncio.Semaphore(MAX_PENDING_FETCHES)
         after = 0
-        async with asyncio.TaskGroup() as group:
-            while True:
-                found = await self._page(after)
-                if found is None:
-                    return False
-                page, blobs = found
-                for sha256, data in blobs.items():
-                    self._uses.exchange.arrived(sha256, data)
-                for result in page.results:
-                    self._known[result.client_id] = result
-                    await slots.acquire()
-                    group.create_task(self._receive(result, slots))
-                after = page.next
-                if page.complete:
-                    return True
+        while True:
+            page = await self._page(after)
+            if page is None:
+                return False
+            self._listed.update(ClientId(result.client_id) for result in page.results)
+            after = page.next
+            if page.complete:
+                return True
 
-    async def _page(self, after: int) -> PageAndBytes | None:
+    async def _page(self, after: int) -> ResultsPage | None:
         query = ResultsQuery(self.head.step, self.head.attempt, after, self._uses.session.wait_s)
         try:
             return await self._uses.session.results(query)
@@ -138,18 +126,6 @@ class WitnessedResults:
                 raise
             log.info("round_results_over", extra={"step": self.head.step, "kind": refusal.kind})
             return None
-
-    async def _receive(self, result: CommittedResult, slots: asyncio.Semaphore) -> None:
-        try:
-            await self._uses.exchange.fetch(result.result_sha256, result.size_bytes)
-            self._received.add(result.client_id)
-        except Refused as refusal:
-            log.warning(
-                "result_not_fetched",
-                extra={"sha256": result.result_sha256, "kind": refusal.kind, "reason": refusal.message},
-            )
-        finally:
-            slots.release()
 
 
 class WitnessStep:
@@ -178,7 +154,7 @@ class WitnessStep:
             await self._task.replace(self.results.run())
 
     async def start(self, document: RunDocument) -> None:
-        """Attest the results that are held, unless all were attested before.
+        """Attest the results that are listed, unless all were attested before.
 
         Raises:
             Refused: the round is over; the next round is not affected.
@@ -190,4 +166,4 @@ class WitnessStep:
                 await results.finished.wait()
         except TimeoutError:
             log.info("witness_time_short", extra={"step": results.head.step})
-        await results.attest_what_is_held()
+        await results.attest_what_is_listed()

@@ -24,7 +24,7 @@ MAX_IN_MEMORY_BYTES = 64 * 1024
 """A file up to this size never reaches the disk."""
 READ_BYTES = 1024 * 1024
 """A file is hashed in pieces of this size."""
-_DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
+DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ class Spool:
         """
         for view in list(self._views.values()):
             found = view()
-            if found is not None and _DROPS_PAGES:
+            if found is not None and DROPS_PAGES:
                 found.madvise(mmap.MADV_DONTNEED)
 
     def _free_bytes(self) -> int:

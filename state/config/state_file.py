@@ -30,6 +30,7 @@ MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
 MAX_SPARSE_KEEP = 4096
 MAX_NORM_LIMIT = 1000.0
+MAX_UPDATE_WAIT_S = 86_400.0
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
 MAX_CHECKER_WAIT_S = 3600
 DEFAULT_AHEAD_BYTES = 64 * 1024**2
@@ -152,6 +153,7 @@ class MergeConfig(Section):
         mean: of the differences: over all, or for each element over those that sent it.
         norm_limit: multiple of the usual length of results from which longer ones count for as much less; 0 for none.
         update: how a round's mean is encoded, once for all members.
+        update_wait_s: seconds for which a client waits for that, before it makes it itself of the round's results.
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -166,6 +168,7 @@ class MergeConfig(Section):
     mean: Literal["all", "senders"] = "all"
     norm_limit: Annotated[float, Field(ge=0, le=MAX_NORM_LIMIT)] = 1.5
     update: Literal["int4", "int8", "exact"] = "int4"
+    update_wait_s: Annotated[float, Field(ge=0, le=MAX_UPDATE_WAIT_S)] = 120.0
 
     @property
     def has_momentum(self) -> bool:
@@ -176,6 +179,11 @@ class MergeConfig(Section):
     def codec_name(self) -> str:
         """Name of the codec in a result's metadata (`state/codecs/codecs_by_name.py`)."""
         return f"sparse-{self.sparse_keep}" if self.codec == "sparse" else self.codec
+
+    @property
+    def update_codec(self) -> str:
+        """Name of the codec of updates."""
+        return "float32" if self.update == "exact" else self.update
 
 
 class ClientConfig(Section):

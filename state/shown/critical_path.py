@@ -95,8 +95,8 @@ def _until_delivered(client: ClientFigures, delivered_s: float, earlier: ClientF
     else:
         upload_s, check_s = client.upload_s, client.check_s or 0.0
     merge_s = download_s = None
-    if earlier is not None:  # a witness had fetched the results before the round ended
-        merge_s, download_s = earlier.merge_s, None if earlier.witness else earlier.download_s
+    if earlier is not None:
+        merge_s, download_s = earlier.merge_s, earlier.download_s
     replica_s = client.replica_s or 0.0
     merge_s = min(merge_s or 0.0, replica_s)
     download_s = min(download_s or 0.0, replica_s - merge_s)
@@ -127,7 +127,7 @@ def _size(kind: PartKind, client: ClientFigures, earlier: ClientFigures | None) 
 
 
 def _attesting(clients: Sequence[ClientFigures], seconds: float) -> list[Span]:
-    """Return the pieces of the time after the last result: the last witness fetches it, and attests."""
+    """Return the pieces of the time after the last result: the last witness hears of it, and attests."""
     if seconds <= 0:
         return []
     attested = [client for client in clients if client.attested_s is not None]

@@ -327,11 +327,11 @@ def _said(kind: PartKind, one: TimePart | None, details: Sequence[RoundDetail]) 
         case "upload":
             return f"is the upload of {whose}{rate}"
         case "download":
-            return f"{whose} fetches the results of the round before{rate}"
+            return f"{whose} fetches the update of the round before{rate}"
         case "data":
             return f"{whose} waits for data ({_cause_of_waits(None if one is None else one.client_id, details)})"
         case "merge":
-            return f"{whose} merges the results of the round before"
+            return f"{whose} applies the update of the round before"
         case "encode":
             return f"{whose} encodes its result"
         case "check":
@@ -341,7 +341,7 @@ def _said(kind: PartKind, one: TimePart | None, details: Sequence[RoundDetail]) 
         case "document":
             return f"passes until {whose} has the run document: its connection to the coordinator"
         case "attest":
-            return "results are in and witnesses fetch and attest them" + ("" if one is None else f", last {whose}")
+            return "results are in and witnesses attest them" + ("" if one is None else f", last {whose}")
         case "missing":
             missing = "clients" if one is None else whose
             return f"the others wait in vain for {missing}, of which nothing usable comes{_why_missing(details)}"

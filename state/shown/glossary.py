@@ -34,7 +34,7 @@ PARTS: Mapping[str, PartWords] = MappingProxyType(
         "replica": PartWords(
             "R",
             "getting the model ready",
-            "Getting the model of this round ready: fetching and merging the results of the round before.",
+            "Getting the model of this round ready: waiting for the last update, fetching and applying it.",
         ),
         "data": PartWords("D", "data", "Waiting for training data: fetching, decoding and packing it."),
         "train": PartWords("T", "training", "Computing on the data."),
@@ -42,8 +42,8 @@ PARTS: Mapping[str, PartWords] = MappingProxyType(
         "upload": PartWords("U", "upload", "Sending the result."),
         "check": PartWords("C", "check", "The coordinator, or a checker, checks the result."),
         "attest": PartWords("A", "attestation", "Waiting until the witnesses attest which results came in time."),
-        "download": PartWords("L", "download", "Receiving the other clients' results."),
-        "merge": PartWords("M", "merge", "Averaging all results into the model."),
+        "download": PartWords("L", "download", "Receiving the update of the round before."),
+        "merge": PartWords("M", "merge", "Applying the update to the model."),
     }
 )
 """The parts of a client's round in their order, by the name that their seconds have in `ClientFigures` (`train_s`)."""

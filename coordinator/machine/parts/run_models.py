@@ -1,6 +1,7 @@
 """The models of a run: its checkpoints, the outcomes since, and the checkpoint that is being made.
 
-The rule kept here: the model at any step is the last verified checkpoint and every outcome since.
+The rule kept here: the model at any step is the last verified checkpoint and every update since, and an update is a
+function of the results that its outcome names.
 """
 
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, parts_digest
 from epochal.state.config.model_table import ModelSpec
-from epochal.state.documents import CheckpointRef, Outcome
+from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
 from epochal.state.model.first_model import model_digest
 from epochal.state.weights import UsualNorm
 from epochal.state.wire import Sha256
@@ -28,8 +29,9 @@ class RunModels(WireDocument):
         spec: of the run's model, complete, once the run has its first checkpoint.
         spec_sha256: its digest.
         checkpoints: the verified ones that are kept, oldest first.
-        manifests: of the kept checkpoints that have several parts, by digest.
+        manifests: of the kept checkpoints and updates that have several parts, by digest.
         outcomes: by step, since the oldest kept checkpoint.
+        updates: by step, of those outcomes whose update is made.
         checkpointing: the checkpoint that is being made.
         usual: how long the results of the last applied round were; None before one, or if nothing was learned.
         cold_start_step: the step of the last cold start: an epoch that began without a client that is warm.
@@ -42,6 +44,7 @@ class RunModels(WireDocument):
     checkpoints: tuple[CheckpointRef, ...] = ()
     manifests: Mapping[Sha256, CheckpointManifest] = field(default_factory=dict)
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
+    updates: Mapping[int, UpdateRef] = field(default_factory=dict)
     checkpointing: Checkpointing | None = None
     usual: UsualNorm | None = None
     cold_start_step: int | None = None
@@ -54,10 +57,12 @@ class RunModels(WireDocument):
         return self.checkpoints[-1] if self.checkpoints else None
 
     def known_digest(self, step: int) -> Sha256 | None:
-        """Return the digest of a replica that a checkpoint or an outcome proves; None if none does."""
+        """Return the digest of a replica that a checkpoint, an outcome or an update names; None if none does."""
         for checkpoint in self.checkpoints:
             if checkpoint.step == step:
                 return checkpoint.replica_digest
+        if step in self.updates:
+            return self.updates[step].replica_digest
         following = self.outcomes.get(step + 1)
         return None if following is None else following.replica_digest
 
@@ -69,12 +74,16 @@ class RunModels(WireDocument):
         """Return the models with the outcome of a step, and how long its results were."""
         return replace(self, outcomes={**self.outcomes, outcome.step: outcome}, usual=usual)
 
+    def with_update(self, update: UpdateRef, parts: tuple[CheckpointPart, ...]) -> "RunModels":
+        """Return the models with the update of a step, which consists of these parts."""
+        return replace(self, updates={**self.updates, update.step: update}).with_manifest(parts)
+
     def with_spec(self, spec: ModelSpec) -> "RunModels":
         """Return the models, which are of this model."""
         return replace(self, spec=spec, spec_sha256=model_digest(spec))
 
     def with_manifest(self, parts: tuple[CheckpointPart, ...]) -> "RunModels":
-        """Return the models with the manifest of a checkpoint that is to be kept; the same if that has one part."""
+        """Return the models with the manifest of a checkpoint or an update; the same if that has one part."""
         if len(parts) < 2:
             return self
         return replace(self, manifests={**self.manifests, parts_digest(parts): CheckpointManifest(parts)})
@@ -82,10 +91,12 @@ class RunModels(WireDocument):
     def keeping(self, checkpoints: tuple[CheckpointRef, ...]) -> "RunModels":
         """Return the models with the newest of these, and the outcomes since: near the blobs' limit, the last only."""
         checkpoints = checkpoints[-1 if self.blobs_near_bound else -KEEP_CHECKPOINTS :]
-        kept = {checkpoint.blob_sha256 for checkpoint in checkpoints}
+        updates = {step: update for step, update in self.updates.items() if step > checkpoints[0].step}
+        kept = {ref.blob_sha256 for ref in checkpoints} | {ref.blob_sha256 for ref in updates.values()}
         return replace(
             self,
             checkpoints=checkpoints,
+            updates=updates,
             manifests={digest: manifest for digest, manifest in self.manifests.items() if digest in kept},
             outcomes={step: outcome for step, outcome in self.outcomes.items() if step > checkpoints[0].step},
             blobs_near_bound=False,

@@ -44,6 +44,7 @@ DATABASE_FILE = "run.sqlite"
 STATE_FILE = "state.toml"
 LOCK_FILE = "lock"
 SWEEP_LOCK_FILE = "sweep.lock"
+SCRATCH_FOLDER = "scratch"
 OWN_FOLDERS = frozenset({BLOBS_FOLDER})
 OWN_FILES = frozenset(
     {STATE_FILE, LOCK_FILE, SWEEP_LOCK_FILE, DATABASE_FILE, f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"}
@@ -93,6 +94,10 @@ class FolderPlace:
         except OSError as error:
             reason = error.strerror or error
             raise StoreFailed(f"{self.run_dir} cannot be used as a run directory: {reason}") from error
+
+    @property
+    def scratch(self) -> Path:
+        return self.run_dir / SCRATCH_FOLDER
 
     def clock(self, system: Clock) -> Clock:
         return system

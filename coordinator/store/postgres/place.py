@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from epochal.coordinator.store.postgres.address import DatabaseAddress
 from epochal.coordinator.store.postgres.database import CONNECT_WITHIN_S, PostgresDatabase
@@ -70,6 +72,10 @@ class ServerPlace:
         self._name = address.name_of(run_id)
         self._is_sweep_put_off = False
         self._now_s = (0.0, 0.0)
+
+    @property
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
 
     async def origin(self) -> bytes:
         loop = asyncio.get_running_loop()

@@ -19,8 +19,9 @@ import numpy as np
 from epochal import __version__
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError
-from epochal.state.merging import Contribution, OuterStep, merge, verify_arithmetic
+from epochal.state.merging import OuterStep, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, replica_digest
+from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 
 PACKAGE = "epochal"
 PROGRAM_S = 60.0
@@ -28,7 +29,7 @@ PROGRAM_S = 60.0
 TORCH_ADVICE = "`python -c 'import torch'` says why; mend or reinstall it"
 LEAST_DISK_BYTES = 2 * 1024**3
 MERGED_PARAMETERS = 1 << 20
-MERGED_DIGEST = "131677c0aaf9be8325864a87fe2c238d6e632fd3886f10f687ea6549fee1203b"
+MERGED_DIGEST = "faeb54471d852696986c07b9fe07b3f1109b65a5c7d5a59d8e49d7231a16b875"
 """Digest of the replica that the test merge gives on every machine that may train."""
 _REQUIREMENT = re.compile(r"^([A-Za-z0-9._-]+)")
 _EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
@@ -245,5 +246,7 @@ def merged_digest() -> str:
         return {"w": (mixed.astype(np.float32) / np.float32(2**23) - np.float32(0.5)).reshape(1024, -1)}
 
     start = Replica(0, values(1), values(2))
-    contributions = [Contribution(count, values(seed)) for count, seed in ((3, 5), (1, 7), (2, 11))]
-    return replica_digest(merge(start, contributions, OuterStep(0.7, 0.8)))
+    header, rule = UpdateHeader("doctor", 1, "", "int4"), UpdateRule("int4")
+    results = [(Weight(count), values(seed)) for count, seed in ((3, 5), (1, 7), (2, 11))]
+    update = decode_update(update_bytes(header, rule, start.layout, results), header, start.layout)
+    return replica_digest(merge(start, update, OuterStep(0.7, 0.8)))

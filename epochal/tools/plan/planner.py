@@ -63,7 +63,7 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
         return Plan(sizes, whole, text, notes)
     scale = Scale.of(state, groups, options.most_played)
-    encodings = state.merge.codec, state.merge.update
+    encodings = state.merge.codec, state.merge.update_codec
     model = RoundModel(sizes, options.links, options.costs, *encodings, state.blobs.store is not None, whole)
     played = PlayedRun(state, groups, model, scale)
     played.play(SETTLING_ROUNDS + MEASURED_ROUNDS)

@@ -8,7 +8,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
-from epochal.state.round_model import UPDATE_CODECS, RunSizes
+from epochal.state.round_model import RunSizes
 from epochal.tools.model_size import FLOAT32_BYTES, ModelSize
 from epochal.tools.plan.scenario import MAX_PARAMETERS
 
@@ -36,7 +36,7 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
             raise InvalidInput(f"a model of {parameter_count} parameters; allowed: 1 to {MAX_PARAMETERS}")
         layout = TensorLayout((("parameters", (parameter_count,)),))
         values_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
-        update_bytes = codec_named(UPDATE_CODECS[merge.update]).encoded(layout).size_bytes
+        update_bytes = codec_named(merge.update_codec).encoded(layout).size_bytes
         checkpoint_bytes = checkpoint_size_bound(layout, has_momentum=merge.has_momentum)
     elif spec.is_complete:
         size = ModelSize.of(spec, merge)

@@ -6,6 +6,7 @@ It speaks HTTP with a key of its own, holds real replicas and publishes well-for
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
-from epochal.state.merging import Contribution, OuterStep, merge
+from epochal.state.merging import OuterStep, merge
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -34,7 +35,7 @@ from epochal.state.messages.requests import (
 from epochal.state.model.replica import Replica, parse_checkpoint, replica_digest
 from epochal.state.model.tensors import Tensors
 from epochal.state.phase_names import RunState
-from epochal.state.results import decode_result
+from epochal.state.updates import UpdateHeader, UpdateRule, decode_update
 from epochal.state.wire import ClientId, Sha256, sha256_hex
 from tests.support.data.spooled import fetched, spooled
 from tests.support.drive.hand_client import HandClient
@@ -62,12 +63,16 @@ class ByHand(HandClient):
             self.replica = parse_checkpoint(await fetched(self.api, document.checkpoint.blob_sha256))
         outer, layout = OuterStep.of(self.state.merge), self.replica.layout
         while self.replica.step < wanted:
-            outcome = await self.api.outcome(self.replica.step + 1)
-            contributions = [
-                Contribution.of(entry, decode_result(await fetched(self.api, entry.result_sha256), layout)[1])
-                for entry in outcome.entries
-            ]
-            self.replica = merge(self.replica, contributions, outer)
+            step = self.replica.step + 1
+            outcome, named = await self.api.outcome(step), document.update
+            if step < wanted:
+                named = await self.api.update(step)
+            elif named is None:
+                named = (await self.watch.until(partial(_has_update, step))).update
+            assert named is not None
+            header = UpdateHeader.of(outcome, UpdateRule.of(self.state.merge))
+            update = decode_update(await fetched(self.api, named.blob_sha256), header, layout)
+            self.replica = merge(self.replica, update, outer)
         return self.replica
 
     async def first_checkpoint(self) -> RunDocument:
@@ -124,7 +129,7 @@ class ByHand(HandClient):
         found: tuple[ClientId, ...] = ()
         while True:
             query = ResultsQuery(head.step, head.attempt, len(found), LONG_POLL_S)
-            page, _ = await self.api.results(query)
+            page = await self.api.results(query)
             found += tuple(result.client_id for result in page.results)
             if page.complete or (count is not None and len(found) >= count):
                 return found
@@ -232,3 +237,7 @@ async def hold_in(hand: ByHand, phase: RunState, client_count: int, *others: ByH
         return await hand.watch.until(at_round(1, phase))
     await hand.attest(document)
     return await hand.watch.until(at_round(2, phase))
+
+
+def _has_update(step: int, document: RunDocument) -> bool:
+    return document.update is not None and document.update.step >= step

@@ -23,7 +23,7 @@ from epochal.runtime.http.problem_json import problem_response
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome, Roster, RunDocument, WorkList
+from epochal.state.documents import Outcome, Roster, RunDocument, UpdateRef, WorkList
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused
 from epochal.state.messages.deliveries import encoded_delivery, parse_delivery
 from epochal.state.messages.requests import (
@@ -32,10 +32,10 @@ from epochal.state.messages.requests import (
     JoinRequest,
     Report,
     ResultCommitment,
+    ResultsPage,
     Session,
     Standing,
 )
-from epochal.state.messages.result_bundles import PageAndBytes
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Sha256, canonical_json, parse_document
 from tests.support.data.stored_blobs import blob_bytes
@@ -123,12 +123,15 @@ class InProcessCoordinator:
         with self._asking() as handlers:
             return handlers.outcome(step)
 
-    async def results(self, query: ResultsQuery) -> PageAndBytes:
+    async def update(self, step: int) -> UpdateRef:
+        with self._asking() as handlers:
+            return handlers.update(step)
+
+    async def results(self, query: ResultsQuery) -> ResultsPage:
         with self._asking() as handlers:
             reader = handlers.reader(self._token or None, "in-process")
             with handlers.service.waiting(reader.client_id, self._has_gone):
-                page = await handlers.results(query.step, query.attempt, query.after, query.wait_s, reader)
-        return page, {}
+                return await handlers.results(query.step, query.attempt, query.after, query.wait_s, reader)
 
     async def report(self, report: Report) -> Standing:
         with self._asking() as handlers:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import hashlib
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
 from epochal.coordinator.blobs.intake import Intake
+from epochal.coordinator.blobs.update_maker import UpdateMaker
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.history_views import HistoryViews
@@ -34,7 +36,9 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
+from epochal.runtime.files.spool import Spool
 from epochal.runtime.http.http_server import Endpoint
+from epochal.runtime.merging.merger import Merger
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
@@ -110,9 +114,15 @@ def handlers_of(
     return Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, insight)
 
 
+def update_maker_of(handlers: Handlers, spool: Spool | None = None) -> UpdateMaker:
+    """Return what makes the updates of a service's run; it uses no threads."""
+    spool = spool or Spool(Path(tempfile.gettempdir()))
+    return UpdateMaker(handlers.intake, Merger(handlers.service.run.state_file.merge, spool, InlineWorker()), spool)
+
+
 @contextlib.asynccontextmanager
 async def served(
-    state: StateFile, genesis: Genesis = GENESIS, store: MemoryStore | None = None
+    state: StateFile, genesis: Genesis = GENESIS, store: MemoryStore | None = None, spool: Spool | None = None
 ) -> AsyncIterator[Served]:
     """Serve a run in this process, a new one unless a store is given, until the context is left."""
     private_key = bytes(range(32))
@@ -129,10 +139,12 @@ async def served(
     ):
         serving = tasks.create_task(service.serve())
         await service.started.wait()
+        updating = tasks.create_task(update_maker_of(handlers, spool).run())
         run = Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
         yield run
         await run.close_clients()
         await handlers.uploads.aclose()
+        updating.cancel()
         serving.cancel()
 
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import copy
 import sqlite3
+import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
 from typing import Self
@@ -227,6 +228,10 @@ class MemoryPlace:
     def __init__(self) -> None:
         self._copies = 0
         self.state_files: list[str] = []
+
+    @property
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
 
     def clock(self, system: Clock) -> Clock:
         return system

@@ -31,7 +31,7 @@ from epochal.state.model.first_model import FirstModel
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, parse_document
 from epochal.trainers.first_parameters import make_first_model, model_layout
-from tests.support.drive.served import handlers_of
+from tests.support.drive.served import handlers_of, update_maker_of
 from tests.support.simulate.memory_store import MemoryBlobs, MemoryDatabase, MemoryJournal, MemoryStore
 from tests.support.simulate.virtual_time import VirtualClock
 
@@ -93,6 +93,8 @@ class SimulatedCoordinator:
         self.journal = journal or SlowJournal(chance)
         self.clock = VirtualClock()
         self.starts = 0
+        self.makes_updates = True
+        """Whether a process that starts makes updates."""
         self.outcomes: list[Outcome] = []
         self._chance = chance
         private_key = chance.randbytes(32)
@@ -195,6 +197,8 @@ class SimulatedCoordinator:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(service.serve())
             await service.started.wait()
+            if self.makes_updates:
+                tasks.create_task(update_maker_of(handlers).run())
             self.starts += 1
             self._life = _Life(handlers, tasks)
             self._news.notify()

@@ -6,10 +6,12 @@ answer may be lost. The journals over it are the real ones.
 
 import asyncio
 import random
+import tempfile
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 from epochal.coordinator.machine.journal_records import JournalRecord
@@ -252,6 +254,10 @@ class DatabasePlace(MemoryPlace):
         super().__init__()
         self._database = database
         self._line = line
+
+    @property
+    def scratch(self) -> Path:
+        return Path(tempfile.gettempdir())
 
     def clock(self, system: Clock) -> Clock:
         return _DatabaseTime(system, asyncio.get_running_loop().time() + self._database.ahead_s)

@@ -29,7 +29,7 @@ from epochal.state.model.first_model import FirstModel
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.trainers.first_parameters import make_first_model, model_layout
-from tests.support.drive.served import handlers_of
+from tests.support.drive.served import handlers_of, update_maker_of
 from tests.support.simulate.memory_store import reader_of
 from tests.support.simulate.safety import SafetyBroken, Witness
 from tests.support.simulate.simulated_database import Line, SimulatedDatabase, VouchingDatabase, store_on
@@ -245,6 +245,7 @@ class SimulatedReplicas:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(service.serve())
                 await service.started.wait()
+                tasks.create_task(update_maker_of(handlers).run())
                 self.starts += 1
                 replica.tasks = tasks
                 replica.handlers = handlers

@@ -15,13 +15,12 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import connect_operator
 from epochal.runtime.files.spool import READ_BYTES
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.documents import Roster, RosterEntry
+from epochal.state.documents import Roster, RosterEntry, UpdateRef
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput
 from epochal.state.messages.blob_messages import UploadGrant, UploadProgress
-from epochal.state.messages.requests import CommittedResult, ReadyReport, ResultsPage, Standing
-from epochal.state.messages.result_bundles import MEDIA_TYPE, encoded_bundle
+from epochal.state.messages.requests import ReadyReport, ResultsPage, Standing
 from epochal.state.phase_names import RunState
-from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
+from epochal.state.wire import Sha256, canonical_json, document_digest
 from tests.support.data.documents import run_document
 from tests.support.data.spooled import spooled
 from tests.support.simulate.simulated_client import key_of
@@ -102,21 +101,21 @@ async def test_immutable_document_is_verified_against_its_digest() -> None:
 async def test_results_are_asked_for_by_round() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/runs/test-run/rounds/4/results"
-        assert dict(request.url.params) == {"attempt": "1", "after": "2", "wait_s": "3.0", "bytes": "true"}
-        return httpx.Response(200, content=encoded_bundle(canonical_json(page), []))
+        assert dict(request.url.params) == {"attempt": "1", "after": "2", "wait_s": "3.0"}
+        return httpx.Response(200, content=canonical_json(page))
 
     page = ResultsPage(4, 1, 2, complete=True, results=())
-    assert await client(answer).results(ResultsQuery(4, 1, 2, 3.0)) == (page, {})
+    assert await client(answer).results(ResultsQuery(4, 1, 2, 3.0)) == page
 
 
-async def test_results_come_with_the_bytes_that_the_coordinator_sends() -> None:
-    page = ResultsPage(
-        4, 1, 1, complete=True, results=(CommittedResult(ClientId("0a" * 16), sha256_hex(b"result"), 6, 1.0),)
-    )
-    body = encoded_bundle(canonical_json(page), [(sha256_hex(b"result"), b"result")])
-    headers = {"Content-Type": MEDIA_TYPE}
-    answering = client(lambda _: httpx.Response(200, content=body, headers=headers))
-    assert await answering.results(ResultsQuery(4, 1, 0, 3.0)) == (page, {sha256_hex(b"result"): b"result"})
+async def test_update_is_asked_for_by_step() -> None:
+    update = UpdateRef(4, Sha256("ab" * 32), 9, Sha256("cd" * 32))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert request.url.path == "/v1/runs/test-run/rounds/4/update"
+        return httpx.Response(200, content=canonical_json(update))
+
+    assert await client(answer).update(4) == update
 
 
 @pytest.fixture

@@ -158,14 +158,3 @@ async def test_blob_that_nobody_forgets_is_dropped_after_the_next_round() -> Non
     await fetched(exchange, b"used")
     await fetched(exchange, b"late")
     assert held.asked == {sha256_hex(b"late"): 2, sha256_hex(b"used"): 1}
-
-
-async def test_bytes_that_came_unasked_are_not_fetched_unless_they_are_wrong() -> None:
-    right, wrong = b"a result", b"another"
-    blobs = HeldBlobs(right, wrong)
-    exchange = Exchange(blobs, Spool(SPOOL_PARENT))
-    exchange.arrived(sha256_hex(right), right)
-    exchange.arrived(sha256_hex(wrong), b"something else")
-    assert (await exchange.fetch(sha256_hex(right), len(right))).to_bytes() == right
-    assert (await exchange.fetch(sha256_hex(wrong), len(wrong))).to_bytes() == wrong
-    assert list(blobs.asked) == [sha256_hex(wrong)]

@@ -10,13 +10,14 @@ import pytest
 from epochal.run_manager.events import BecameReady, Event, ReplicaDistrusted, ReplicaHeld, RoundTrained
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.keeper import MISSING_RETRY_S, HeldReplica, ReplicaKeeper
-from epochal.run_manager.replica.merger import Merger
+from epochal.run_manager.replica.keeper import MISSING_RETRY_S, ReplicaKeeper
+from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker
-from epochal.state.documents import CheckpointRef, Outcome
+from epochal.state.config.state_file import MergeConfig
+from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
 from epochal.state.errors import Desync, Refused
-from epochal.state.merging import OuterStep
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
@@ -129,18 +130,24 @@ async def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
         assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run was restored"]
 
 
-async def no_outcome(step: int) -> Outcome:
-    raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
+class NoOutcomes:
+    """The requests of a coordinator that keeps no outcomes."""
+
+    async def outcome(self, step: int) -> Outcome:
+        raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
+
+    async def update(self, step: int) -> UpdateRef:
+        raise Refused(Refusal.NOT_FOUND, f"no update of step {step} is kept")
 
 
 def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     """Return a keeper whose coordinator has these blobs and no outcomes."""
     worker = InlineWorker()
     spool = Spool(SPOOL_PARENT)
-    merger, exchange = Merger(OuterStep(0.7, 0.9), worker), Exchange(blobs, spool)
-    download = CheckpointDownload(blobs, spool, worker)
+    merger, exchange = Merger(MergeConfig(outer_lr=0.7, outer_momentum=0.9), spool, worker), Exchange(blobs, spool)
+    download, own = CheckpointDownload(blobs, spool, worker), OwnUpdates(exchange, merger)
     return ReplicaKeeper(
-        no_outcome, exchange, download, merger, spool, worker, lambda replica: None, lambda outcome: None, events.append
+        NoOutcomes(), download, own, merger, spool, worker, lambda _: None, lambda _: None, events.append, 0.0
     )
 
 

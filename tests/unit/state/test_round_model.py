@@ -148,4 +148,4 @@ def test_update_for_a_store_is_sent_there_over_the_coordinators_link() -> None:
 
 
 def test_exact_update_is_encoded_faster_than_a_small_one() -> None:
-    assert model_over(update="exact").published_s(0.0, 0.0) < model_over(update="int4").published_s(0.0, 0.0)
+    assert model_over(update="float32").published_s(0.0, 0.0) < model_over(update="int4").published_s(0.0, 0.0)

@@ -8,15 +8,19 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.protocol import TokenBatch
-from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging.merger import Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import TrainerFailed, Unsupported
-from epochal.state.merging import Contribution, OuterStep, UnsoundArithmetic
+from epochal.state.merging import OuterStep, UnsoundArithmetic, merge
 from epochal.state.model.replica import first_replica, replica_digest
 from epochal.state.model.tensors import Tensors
+from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 from epochal.trainers.protocol import TrainedRound, Trainer
 from epochal.trainers.registry import TrainerOptions, open_trainer
 from epochal.trainers.torch.torch_options import TorchOptions
+from tests.support.data.spooled import SPOOL_PARENT
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import SEED, arriving, bytes_of, plan_of, sequences_of
@@ -82,7 +86,7 @@ async def test_one_client_with_outer_rate_1_trains_as_a_bare_loop() -> None:
     trainer = torch_trainer(micro_batch=2, model__LLM__optimizer={"AdamW": smooth})
     replica = first_replica(0, await start_of(trainer))
     module = plain_llama(replica.parameters)
-    merger = Merger(OuterStep(1.0, 0.0), InlineWorker())
+    merger = Merger(MergeConfig(outer_lr=1.0, outer_momentum=0.0), Spool(SPOOL_PARENT), InlineWorker())
     groups = [
         {"params": [one for one in module.parameters() if one.ndim > 1]},
         {"params": [one for one in module.parameters() if one.ndim == 1], "weight_decay": 0.0},
@@ -91,7 +95,7 @@ async def test_one_client_with_outer_rate_1_trains_as_a_bare_loop() -> None:
     for _ in range(3):
         trained = await trainer.train(plan_of(8, 4, RATE), replica.parameters, arriving(sequences))
         trainer.commit_inner_state()
-        replica = await merger.merge(replica, [Contribution(1, trained.difference)])
+        replica = (await merger.applied(replica, trained.difference)).replica
         losses = []
         for first, second in zip(sequences[::2], sequences[1::2], strict=True):
             loss = (plain_loss(module, first) + plain_loss(module, second)) / 46
@@ -175,10 +179,12 @@ async def test_clients_of_other_precision_and_threads_merge_to_the_same_bits() -
     digests = set()
     for number in (1, 2):
         torch.set_num_threads(number)
-        merged = await Merger(OuterStep(0.7, 0.9), InlineWorker()).merge(
-            first_replica(0, start), [Contribution(1, result.difference) for result in results]
+        replica, header = first_replica(0, start), UpdateHeader("run", 1, "", "int4")
+        weighed = [(Weight(1), result.difference) for result in results]
+        update = decode_update(
+            update_bytes(header, UpdateRule("int4"), replica.layout, weighed), header, replica.layout
         )
-        digests.add(replica_digest(merged))
+        digests.add(replica_digest(merge(replica, update, OuterStep(0.7, 0.9))))
     torch.set_num_threads(threads)
     assert len(digests) == 1
 
@@ -186,21 +192,20 @@ async def test_clients_of_other_precision_and_threads_merge_to_the_same_bits() -
 async def test_client_whose_torch_flushes_denormals_merges_right_or_says_why_not() -> None:
     import torch
 
-    training, outer = WorkerThread("test-flushing"), OuterStep(0.7, 0.9)
+    training, config = WorkerThread("test-flushing"), MergeConfig(outer_lr=0.7, outer_momentum=0.9)
+    spool = Spool(SPOOL_PARENT)
     replica = first_replica(0, {"w": np.array([1.0, 1e-40], np.float32)})
-    contributions = [Contribution(1, {"w": np.array([0.5, 1e-41], np.float32)})]
-    wanted = replica_digest(await Merger(outer, InlineWorker()).merge(replica, contributions))
+    update = {"w": np.array([0.5, 1e-41], np.float32)}
+    wanted = (await Merger(config, spool, InlineWorker()).applied(replica, update)).digest
     if not await training.run(lambda: torch.set_flush_denormal(True)):
         pytest.skip("this processor cannot flush denormals")
-    merger = Merger(outer, WorkerThread("test-merge"))
-    assert replica_digest(await merger.merge(replica, contributions)) == wanted, (
-        "the trainer's thread is not the merger's"
-    )
-    inline = Merger(outer, InlineWorker())
+    merger = Merger(config, spool, WorkerThread("test-merge"))
+    assert (await merger.applied(replica, update)).digest == wanted, "the trainer's thread is not the merger's"
+    inline = Merger(config, spool, InlineWorker())
     torch.set_flush_denormal(True)
     try:
         with pytest.raises(UnsoundArithmetic, match="flushes denormals to zero"):
-            await inline.merge(replica, contributions)
+            await inline.applied(replica, update)
     finally:
         torch.set_flush_denormal(False)
     await merger.aclose()

@@ -6,14 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from epochal.run_manager.replica.merger import MergeProgress, Merger, following_digest
 from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging import merger as merger_module
+from epochal.runtime.merging.merger import MergeProgress, Merger, following_digest
 from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
-from epochal.state.merging import CHUNK_ELEMENTS, Contribution, Diverged, MergeOutput, OuterStep, merge
+from epochal.state.config.state_file import MergeConfig
+from epochal.state.merging import CHUNK_ELEMENTS, Diverged, MergeOutput, OuterStep, merge
 from epochal.state.model.replica import CheckpointForm, Replica, checkpoint_bytes, replica_digest
 from epochal.state.model.tensors import Tensors
 
-OUTER = OuterStep(0.7, 0.9)
+CONFIG = MergeConfig(outer_lr=0.7, outer_momentum=0.9)
+OUTER = OuterStep.of(CONFIG)
 SHAPES = {"a": (3, 5), "b": (CHUNK_ELEMENTS + 11,), "w": (2, CHUNK_ELEMENTS), "z": ()}
 
 pytestmark = pytest.mark.skipif(sys.byteorder != "little", reason="files hold little-endian values")
@@ -34,31 +37,38 @@ def workers(kind: str) -> tuple[Worker, Worker | None]:
     return WorkerThread("test-merge"), WorkerThread("test-digest") if kind == "threads" else None
 
 
+@pytest.fixture(autouse=True)
+def _in_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every replica is merged into a file."""
+    monkeypatch.setattr(merger_module, "MERGED_IN_MEMORY_BYTES", 0)
+
+
 @pytest.mark.parametrize("has_momentum", [True, False])
 @pytest.mark.parametrize("kind", ["inline", "thread", "threads"])
 async def test_replica_in_a_file_has_bytes_and_digest_of_the_rule(
     tmp_path: Path, kind: str, has_momentum: bool
 ) -> None:
-    outer = OUTER if has_momentum else OuterStep(0.7, 0.0)
-    before, given = start(has_momentum=has_momentum), [Contribution(2, tensors(3)), Contribution(1, tensors(4))]
+    config = CONFIG if has_momentum else MergeConfig(outer_lr=0.7, outer_momentum=0.0)
+    before, update = start(has_momentum=has_momentum), tensors(3)
     worker, hasher = workers(kind)
-    merger, file = Merger(outer, worker, hasher=hasher), Spool(tmp_path).file()
-    after, digest = await merger.merge_into(file, before, given)
-    wanted = merge(before, given, outer)
-    assert digest == replica_digest(wanted) == await merger.digest(after)
-    assert file.to_bytes() == checkpoint_bytes(wanted)
+    merger = Merger(config, Spool(tmp_path), worker, hasher)
+    after = await merger.applied(before, update)
+    wanted = merge(before, update, OuterStep.of(config))
+    assert after.digest == replica_digest(wanted) == await merger.digest(after.replica)
+    assert after.file is not None
+    assert after.file.to_bytes() == checkpoint_bytes(wanted)
     await merger.aclose()
 
 
 @pytest.mark.parametrize("kind", ["inline", "thread", "threads"])
 async def test_merge_that_diverges_says_so_and_ends_its_digest(tmp_path: Path, kind: str) -> None:
     worker, hasher = workers(kind)
-    merger, infinite = Merger(OUTER, worker, hasher=hasher), tensors(3)
+    merger, infinite = Merger(CONFIG, Spool(tmp_path), worker, hasher), tensors(3)
     infinite["w"][1, 7] = np.inf
     with pytest.raises(Diverged):
-        await merger.merge_into(Spool(tmp_path).file(), start(), [Contribution(1, infinite)])
-    _, digest = await merger.merge_into(Spool(tmp_path).file(), start(), [Contribution(1, tensors(3))])
-    assert digest == replica_digest(merge(start(), [Contribution(1, tensors(3))], OUTER))
+        await merger.applied(start(), infinite)
+    after = await merger.applied(start(), tensors(3))
+    assert after.digest == replica_digest(merge(start(), tensors(3), OUTER))
     await merger.aclose()
 
 

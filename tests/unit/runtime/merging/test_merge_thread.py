@@ -8,14 +8,19 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from epochal.run_manager.replica.merger import Merger
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging.merger import Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
+from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import InternalError
-from epochal.state.merging import Contribution, OuterStep, UnsoundArithmetic, merge
+from epochal.state.merging import OuterStep, UnsoundArithmetic, merge
 from epochal.state.model.replica import Replica, replica_digest
+from epochal.state.model.tensors import Tensors
+from tests.support.data.spooled import SPOOL_PARENT
 from tests.support.drive.cli import heavy_imports_of
 
-OUTER = OuterStep(0.7, 0.9)
+CONFIG = MergeConfig(outer_lr=0.7, outer_momentum=0.9)
+SPOOL = Spool(SPOOL_PARENT)
 WAIT_S = 10.0
 FLUSH_TO_ZERO = 1 << 15
 DENORMALS_ARE_ZERO = 1 << 6
@@ -51,24 +56,24 @@ def replica() -> Replica:
     return Replica(0, {"w": np.array([1.0, 1e-40], np.float32)}, {"w": np.zeros(2, np.float32)})
 
 
-def contributions() -> list[Contribution]:
-    return [Contribution(2, {"w": np.array([0.5, 1e-41], np.float32)})]
+def update() -> Tensors:
+    return {"w": np.array([0.5, 1e-41], np.float32)}
 
 
 @pytest.mark.parametrize("worker", [WorkerThread("test-merge"), InlineWorker()], ids=["thread", "inline"])
 async def test_merger_returns_the_replica_of_the_pure_rule(worker: Worker) -> None:
-    merger = Merger(OUTER, worker)
+    merger = Merger(CONFIG, SPOOL, worker)
     await merger.verify()
-    after = await merger.merge(replica(), contributions())
-    assert await merger.digest(after) == replica_digest(merge(replica(), contributions(), OUTER))
+    after = await merger.applied(replica(), update())
+    assert after.digest == replica_digest(merge(replica(), update(), OuterStep.of(CONFIG)))
     await merger.aclose()
 
 
 async def test_merger_raises_what_the_rule_raises() -> None:
-    merger = Merger(OUTER, WorkerThread("test-merge"))
+    merger = Merger(CONFIG, SPOOL, WorkerThread("test-merge"))
     with pytest.raises(InternalError):
-        await merger.merge(replica(), [])
-    assert (await merger.merge(replica(), contributions())).step == 1
+        await merger.applied(replica(), {})
+    assert (await merger.applied(replica(), update())).step == 1
     await merger.aclose()
 
 
@@ -78,21 +83,21 @@ async def test_merger_raises_what_the_rule_raises() -> None:
     [(FLUSH_TO_ZERO, "a denormal result"), (DENORMALS_ARE_ZERO, "a denormal"), (ROUND_DOWN, "a tie")],
 )
 async def test_merger_in_a_thread_with_another_arithmetic_refuses_to_merge(mode: int, what: str) -> None:
-    merger = Merger(OUTER, WorkerThread("test-merge"))
+    merger = Merger(CONFIG, SPOOL, WorkerThread("test-merge"))
     with floating_point_mode(mode), pytest.raises(UnsoundArithmetic, match=what):
         await merger.verify()
     with pytest.raises(UnsoundArithmetic, match="would differ from the others"):
-        await merger.merge(replica(), contributions())
+        await merger.applied(replica(), update())
     await merger.aclose()
 
 
 @needs_glibc_x86_64
 async def test_merger_inline_refuses_as_its_own_thread_would() -> None:
-    merger = Merger(OUTER, InlineWorker())
+    merger = Merger(CONFIG, SPOOL, InlineWorker())
     with floating_point_mode(FLUSH_TO_ZERO), pytest.raises(UnsoundArithmetic):
-        await merger.merge(replica(), contributions())
-    assert (await merger.merge(replica(), contributions())).step == 1
+        await merger.applied(replica(), update())
+    assert (await merger.applied(replica(), update())).step == 1
 
 
 def test_merging_needs_no_library_that_may_differ_between_clients() -> None:
-    assert heavy_imports_of("import epochal.run_manager.replica.merger") <= {"numpy", "pydantic"}
+    assert heavy_imports_of("import epochal.runtime.merging.merger") <= {"numpy", "pydantic"}

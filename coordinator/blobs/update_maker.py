@@ -1,0 +1,288 @@
+"""Makes the update of each step: adds results up as they are verified, and keeps what the outcome's mean encodes to.
+
+Theory of operation. One task follows the run. While a round is under way it adds each verified result to a sum, in the
+order in which the journal has them, with the factor that it will have if every client delivers. When the outcome is
+decided, what is missing is added; if the outcome has other results, another order or other factors, the sum is made
+again. The update leads from the coordinator's own replica, which is loaded from a checkpoint and follows the updates,
+to the one whose digest the journal names beside it.
+
+Of several coordinators of a run, the one that ticks makes updates. Whoever makes one, the bytes are the same, and the
+first that is journalled counts. The rule kept here: nothing that is half done is kept; a maker that fails or is killed
+begins again from the run as it is kept, and clients that have waited long enough make the update themselves.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+
+from epochal.coordinator.blobs.intake import Intake
+from epochal.coordinator.machine.parts.persistent_map import shared
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.stimuli import UpdateMade
+from epochal.coordinator.machine.views import blobs_of
+from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.merging.merger import HeldReplica, Merger
+from epochal.state.checkpoint_parts import CheckpointPart, parts_digest
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
+from epochal.state.errors import EpochalError, Refused, StoreFailed
+from epochal.state.intervals import total_batches
+from epochal.state.merging import Diverged, UnsoundArithmetic
+from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
+from epochal.state.model.replica import examined_replica
+from epochal.state.refusals import Refusal
+from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
+from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
+from epochal.state.wire import ClientId, Sha256
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 5.0
+"""Time after which a step that could not be taken, for want of room or of a blob, is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """A result in a sum."""
+
+    client_id: ClientId
+    sha256: Sha256
+    weight: Weight
+
+
+@dataclass(slots=True)
+class _Sum:
+    """The sum of one round's results."""
+
+    step: int
+    attempt: int
+    total: UpdateSum
+    most: Fraction | None = None
+    """The largest number of batches that counts, while the round is under way."""
+    added: list[_Added] = field(default_factory=list)
+
+
+class UpdateMaker:
+    """Makes the updates of one service's run. Keep `run` running.
+
+    Args:
+        intake: of the run's results; knows the model's layout.
+        merger: adds up and applies.
+        spool: where the sum, the update and the coordinator's replica are.
+    """
+
+    def __init__(self, intake: Intake, merger: Merger, spool: Spool) -> None:
+        self._service = intake.service
+        self._merger = merger
+        self._spool = spool
+        self._layout = intake.layout
+        self._worker = intake.worker
+        self._changed = asyncio.Event()
+        self._lineage = intake.service.run.identity.lineage
+        self._held: HeldReplica | None = None
+        self._sum: _Sum | None = None
+        self._diverged_step: int | None = None
+        self._warned_of = ""
+
+    async def run(self) -> None:
+        """Make updates until cancelled, or until this machine turns out to compute otherwise than others."""
+        self._service.readers.on_change(lambda _before, _after: self._changed.set())
+        try:
+            await self._merger.verify()
+            while True:
+                self._changed.clear()
+                if not await self._advanced():
+                    await self._changed.wait()
+        except UnsoundArithmetic as error:
+            log.error("updates_not_made", extra={"reason": error.message, "consequence": "clients make them"})
+        finally:
+            await self._merger.aclose()
+
+    async def _advanced(self) -> bool:
+        """Take one step; return whether the next may follow at once. What fails is tried again after a while."""
+        try:
+            found = await self._step()
+        except Diverged as error:
+            self._diverged_step, self._sum = self._service.run.progress.replica_step, None
+            log.error("run_diverged", extra={"reason": error.message})
+            return False
+        except (Refused, StoreFailed, EpochalError) as error:
+            self._held = self._sum = None  # they may be half done
+            if error.message != self._warned_of:
+                self._warned_of = error.message
+                log.warning("update_delayed", extra={"reason": error.message, "consequence": "clients may make it"})
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S):
+                    await self._changed.wait()
+            return True
+        self._warned_of = ""
+        return found
+
+    async def _step(self) -> bool:
+        """Make the oldest update that is missing, or add the next result; return False if there is nothing to do."""
+        run = self._service.run
+        checkpoint = run.models.checkpoint
+        if checkpoint is None or not (self._service.accepting and self._service.replicas.is_ticking):
+            return False
+        if run.identity.lineage != self._lineage:
+            self._lineage, self._held, self._sum, self._diverged_step = run.identity.lineage, None, None, None
+        outcome = _next_without_update(run, checkpoint)
+        if outcome is not None:
+            if outcome.step == self._diverged_step:
+                return False
+            await self._make(run, outcome)
+            return True
+        if run.round is None:
+            return False
+        return await self._add_next(run, run.round)
+
+    async def _add_next(self, run: Run, current: Round) -> bool:
+        """Add the next verified result of the round under way to its sum; return False if there is none.
+
+        None is before the usual length of results is known, because their factors depend on all of them then.
+        """
+        state, usual, number = run.state_file, current.results.usual, current.number
+        if not current.results.verified or (usual is None and state.merge.norm_limit):
+            return False
+        if self._sum is None or (self._sum.step, self._sum.attempt) != (number.step, number.attempt):
+            self._sum = None  # its room goes first
+            self._sum = await self._new_sum(number.step, number.attempt)
+            self._sum.most = _most_batches(state, current)
+        total = self._sum
+        found = next(iter(shared(current.results.norms).from_place(len(total.added))), None)
+        if found is None or total.most is None:
+            return False
+        client_id, norm = found
+        batches = total_batches(current.tasks.plan.assignments[client_id])
+        weighed = Weighed(batches, steps_of(state, batches), norm, client_id in current.tasks.plan.electorate)
+        factor = number_of(factor_of(weighed, total.most, state.merge.norm_limit, usual))
+        sha256 = Sha256(current.results.commitments[client_id].result_sha256)
+        await self._add(total, _Added(client_id, sha256, Weight(batches, factor)))
+        return True
+
+    async def _make(self, run: Run, outcome: Outcome) -> None:
+        """Make, keep and journal the update of an outcome."""
+        layout = await self._layout()
+        start = await self._replica(run, outcome.step - 1)
+        if start.digest != outcome.replica_digest:
+            self._held = None
+            message = f"the coordinator's replica {start.step} is {start.digest}; {outcome.replica_digest} was attested"
+            raise Refused(Refusal.REPLICA_DIFFERS, message)
+        total = await self._sum_of(outcome)
+        header = UpdateHeader.of(outcome, self._merger.rule)
+        file = await self._merger.update(total.total, header, layout)
+        held = await self._merger.applied(start.replica, decode_update(file.view(), header, layout))
+        self._sum = None
+        await self._keep(outcome.step, file, held.digest)
+        self._held = held
+
+    async def _sum_of(self, outcome: Outcome) -> _Sum:
+        """Return the sum of an outcome's results: the one under way if its results are the outcome's first ones."""
+        wanted = [
+            _Added(ClientId(entry.client_id), Sha256(entry.result_sha256), Weight.of(entry))
+            for entry in outcome.entries
+        ]
+        known = self._sum
+        is_its = known is not None and (known.step, known.attempt) == (outcome.step, outcome.attempt)
+        if known is None or not is_its or known.added != wanted[: len(known.added)]:
+            if is_its:
+                log.info("update_summed_anew", extra={"step": outcome.step})
+            self._sum = known = None  # its room goes first
+            known = await self._new_sum(outcome.step, outcome.attempt)
+        for result in wanted[len(known.added) :]:
+            await self._add(known, result)
+        return known
+
+    async def _new_sum(self, step: int, attempt: int) -> _Sum:
+        return _Sum(step, attempt, await self._merger.new_sum(await self._layout()))
+
+    async def _add(self, total: _Sum, result: _Added) -> None:
+        async with self._service.blobs.opened(result.sha256) as blob:
+            await self._merger.add(total.total, result.weight, blob.view(), await self._layout())
+        total.added.append(result)
+
+    async def _replica(self, run: Run, step: int) -> HeldReplica:
+        """Return the coordinator's replica of a step: the one that is held, moved on by updates, or a checkpoint's."""
+        checkpoints = [ref for ref in run.models.checkpoints if ref.step <= step]
+        newest = checkpoints[-1]
+        held = self._held
+        if held is None or not newest.step <= held.step <= step:
+            self._held = None
+            held = await self._loaded(run, newest)
+        while held.step < step:
+            update = run.models.updates[held.step + 1]
+            header = UpdateHeader.of(run.models.outcomes[held.step + 1], self._merger.rule)
+            async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs_of(run, update)]) as file:
+                held = await self._merger.applied(held.replica, decode_update(file.view(), header, held.replica.layout))
+            if held.digest != update.replica_digest:
+                message = f"replica {held.step} is {held.digest}; {update.replica_digest} was journalled"
+                raise Refused(Refusal.REPLICA_DIFFERS, message)
+        self._held = held
+        return held
+
+    async def _loaded(self, run: Run, checkpoint: CheckpointRef) -> HeldReplica:
+        """Return the replica of a checkpoint, copied to the spool."""
+        async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs_of(run, checkpoint)]) as blob:
+            file = await self._worker.run(partial(self._spool.keep, [blob.view()], len(blob)))
+        replica = examined_replica(file.view())
+        return HeldReplica(replica, Sha256(checkpoint.replica_digest), file)
+
+    async def _keep(self, step: int, file: SpoolFile, digest: Sha256) -> None:
+        """Keep an update's bytes, and journal it; one that somebody journalled first, or that is late, is dropped."""
+        service = self._service
+        with contextlib.ExitStack() as taken_in:
+            try:
+                if file.size_bytes <= MAX_DELIVERED_BYTES:
+                    sha256 = file.sha256()
+                    made = UpdateMade(UpdateRef(step, sha256, file.size_bytes, digest))
+                    await service.submit(made, {sha256: file.to_bytes()})
+                    return
+                parts: list[CheckpointPart] = []
+                await service.maintenance.make_room(file.size_bytes)
+                part_bytes = service.run.state_file.blobs.part_bytes
+                async for part in keep_in_parts(service.blobs, file.size_bytes, _pieces(file), part_bytes):
+                    taken_in.enter_context(service.maintenance.taking_in(part.sha256))
+                    parts.append(part)
+                made = UpdateMade(
+                    UpdateRef(step, parts_digest(parts), file.size_bytes, digest, len(parts)),
+                    tuple(parts) if len(parts) > 1 else (),
+                )
+                await service.submit(made)
+            except Refused as refusal:
+                if refusal.kind not in (Refusal.ALREADY_COMMITTED, Refusal.STALE_ROUND):
+                    raise
+                log.warning("update_not_taken", extra={"step": step, "reason": refusal.message})
+
+
+def _next_without_update(run: Run, checkpoint: CheckpointRef) -> Outcome | None:
+    """Return the oldest outcome after the newest checkpoint that has no update; None if each has one."""
+    steps = sorted(step for step in run.models.outcomes if step > checkpoint.step and step not in run.models.updates)
+    return run.models.outcomes[steps[0]] if steps else None
+
+
+def _most_batches(state: StateFile, current: Round) -> Fraction:
+    """Return the largest number of batches that counts in the round, if every client delivers."""
+    plan, alone = current.tasks.plan, current.tasks.work.isolated_batches()
+    entries = [
+        Weighed(
+            batches := total_batches(given),
+            steps_of(state, batches),
+            0.0,
+            client_id in plan.electorate,
+            not alone.isdisjoint(given),
+        )
+        for client_id, given in plan.assignments.items()
+        if given
+    ]
+    return most_batches(entries, current.tasks.roster.ceiling)
+
+
+async def _pieces(file: SpoolFile) -> AsyncIterator[bytes]:
+    for piece in file.pieces():
+        yield piece

@@ -1,0 +1,142 @@
+"""`coordinator/blobs/update_maker.py`: updates are the means of outcomes, whatever happens on the way."""
+
+import asyncio
+import logging
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging import running_sum
+from epochal.state.documents import UpdateRef
+from epochal.state.errors import Refused
+from epochal.state.messages.requests import Attestation
+from epochal.state.model.replica import replica_digest
+from epochal.state.refusals import Refusal
+from epochal.state.results import decode_result
+from epochal.state.updates import UpdateHeader, UpdateRule, Weight, update_bytes
+from epochal.state.wire import Seed, Sha256, sha256_hex
+from tests.support.bounds import BOUND_S
+from tests.support.data.states import state_file
+from tests.support.data.stored_blobs import blob_bytes
+from tests.support.drive.played_rounds import play_round
+from tests.support.drive.served import REPLICA, WireClient, served, training
+from tests.support.simulate.simulated_client import ClientSpec
+from tests.support.simulate.simulated_coordinator import SimulatedCoordinator
+from tests.support.simulate.simulated_run import prove, simulated_run
+from tests.support.simulate.virtual_time import in_virtual_time
+
+STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
+
+
+async def update_of(service: CoordinatorService, step: int) -> UpdateRef:
+    """Return the update of a step, once it is made."""
+    async with asyncio.timeout(BOUND_S):
+        while (found := service.run.models.updates.get(step)) is None:
+            await service.readers.wait_published(service.published.version, None, 1.0)
+    return found
+
+
+async def check(service: CoordinatorService, step: int) -> None:
+    """Check that the update of a step is what its outcome's results make."""
+    outcome, named = service.run.models.outcomes[step], await update_of(service, step)
+    rule = UpdateRule.of(service.run.state_file.merge)
+    results = [
+        (Weight.of(entry), decode_result(await blob_bytes(service.blobs, entry.result_sha256), REPLICA.layout)[1])
+        for entry in outcome.entries
+    ]
+    assert sha256_hex(update_bytes(UpdateHeader.of(outcome, rule), rule, REPLICA.layout, results)) == named.blob_sha256
+
+
+async def deliver(clients: list[WireClient]) -> None:
+    for number, client in enumerate(clients, 1):
+        data = client.result(REPLICA, {"w": np.full((2, 3), 0.1 * number, np.float32)})
+        assert (await client.commit(data)).status_code == 200
+        assert (await client.put_blob(data)).status_code == 201
+
+
+async def test_update_is_made_of_what_was_delivered() -> None:
+    async with served(STATE) as coordinator:
+        clients = await training(coordinator, 3)
+        await play_round(coordinator, clients)
+        await check(coordinator.service, 1)
+
+
+async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.LogCaptureFixture) -> None:
+    """All are in the sum when the witnesses attest all but the first one: the sum is made anew."""
+    caplog.set_level(logging.INFO)
+    async with served(STATE) as coordinator:
+        service = coordinator.service
+        clients = await training(coordinator, 3)
+        await deliver(clients)
+        current = service.run.round
+        assert current is not None
+        first = 1 << current.tasks.plan.positions[next(iter(current.results.verified))]
+        received = f"{(current.results.verified_bits or 0) & ~first:x}"
+        for client in clients:
+            report = Attestation(1, 0, Sha256(replica_digest(REPLICA)), received)
+            assert (await client.send("POST", "/attestations", report)).status_code == 200
+        await update_of(service, 1)
+        assert len(service.run.models.outcomes[1].entries) == 2
+        assert "update_summed_anew" in caplog.messages
+        await check(service, 1)
+
+
+async def test_disk_that_is_too_full_for_the_sum_delays_the_update_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(running_sum, "SUMMED_IN_MEMORY_BYTES", 0)
+    async with served(STATE, spool=Spool(tmp_path, max_bytes=10)) as coordinator:
+        clients = await training(coordinator, 3)
+        await play_round(coordinator, clients)
+        assert coordinator.service.run.progress.step == 2
+        assert not coordinator.service.run.models.updates
+        (told,) = (record for record in caplog.records if record.getMessage() == "update_delayed")
+        assert "spool" in vars(told)["reason"]
+
+
+async def test_update_that_another_coordinator_makes_counts_once() -> None:
+    """Equal bytes change nothing; other ones are refused, and so are those of a step without an outcome."""
+    async with served(STATE) as coordinator:
+        service = coordinator.service
+        await play_round(coordinator, await training(coordinator, 2))
+        update = await update_of(service, 1)
+        run = service.run
+
+        def send(made: UpdateRef) -> Refusal | None:
+            try:
+                after, _ = handle(run, Stamped(UpdateMade(made), run.clock.now_s, Seed("00" * 32)))
+            except Refused as refusal:
+                return refusal.kind
+            assert after is run
+            return None
+
+        assert send(update) is None
+        other = UpdateRef(1, Sha256("ab" * 32), update.size_bytes, update.replica_digest)
+        assert send(other) is Refusal.ALREADY_COMMITTED
+        assert send(UpdateRef(2, update.blob_sha256, update.size_bytes, update.replica_digest)) is Refusal.STALE_ROUND
+
+
+@pytest.mark.parametrize("seed", range(4))
+@in_virtual_time
+async def test_coordinator_that_is_killed_before_its_update_makes_it_when_it_is_back(seed: int) -> None:
+    async with simulated_run(state_file(config__total_steps=6), seed=seed) as run:
+        clients = [run.start(run.client(number, ClientSpec(trainer="numpy"))) for number in (1, 2, 3)]
+        coordinator = run.coordinator
+        for step in (1, 3, 5):
+            await coordinator.wait_for(partial(_has_outcome, coordinator, step))
+            await asyncio.sleep(seed * 0.005)
+            await coordinator.restart_after(1.0)
+            await coordinator.wait_for(lambda: coordinator.service.accepting)
+        ends = await run.ends(clients, 100_000.0)
+        assert [end.replica_digest for end in ends] == [coordinator.run.models.updates[6].replica_digest] * 3
+        await prove(run)
+
+
+def _has_outcome(coordinator: SimulatedCoordinator, step: int) -> bool:
+    return len(coordinator.outcomes) >= step or coordinator.run.progress.step > step
