@@ -344,6 +344,10 @@ class RoundModel:
             encode_s += sizes.update_bytes / min(self.links.coordinator.up_bytes_per_s, self.server.down_bytes_per_s)
         return max(added_s, decided_s) + encode_s + self.merge_s  # which is how its replica's digest is known
 
+    def named_s(self, group: ClientGroup, heard_s: float, published_s: float) -> float:
+        """Return when these clients know of an update: from the document that they ask for after that of the round."""
+        return max(published_s, heard_s + group.round_trip_s / 2) + group.round_trip_s / 2
+
     def fetched_s(self, readers: Sequence[UpdateReader]) -> list[float]:
         """Return when each of these clients holds the update, where all of them share the server's link."""
         size_bytes, reads = self.sizes.update_bytes + MESSAGE_BYTES, list[LinkTransfer]()

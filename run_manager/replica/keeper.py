@@ -105,6 +105,8 @@ class ReplicaKeeper:
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
+        self._outcome: Outcome | None = None
+        """The last one that was asked for."""
         self._awaited: tuple[int, float] | None = None
         """The step whose update is waited for, and until when, on the event loop's clock."""
         self._lacking: tuple[str, int] | None = None
@@ -148,6 +150,7 @@ class ReplicaKeeper:
     def forget(self) -> None:
         """Drop the replica because the run's history changed."""
         self._history += 1
+        self._outcome = None
         self._distrusted = (-1, 0)
         self._drop("the run was restored")
 
@@ -243,16 +246,19 @@ class ReplicaKeeper:
         """Apply the next update; return False if it is still waited for."""
         step = held.step + 1
         try:
-            named = await self._named_update(step, aim)
-            if named is None and self._is_awaited(step):
-                return False
-            outcome = await self._requests.outcome(step)
+            outcome = self._outcome  # asked for while the update is made
+            if outcome is None or outcome.step != step:
+                outcome = self._outcome = await self._requests.outcome(step)
             if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
+                self._outcome = None
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
                 if self._held is held:
                     self.distrust(f"the outcome of step {step} was attested on {outcome.replica_digest}")
                 return True
+            named = await self._named_update(step, aim)
+            if named is None and self._is_awaited(step):
+                return False
             update = await self._update(outcome, named, held.replica)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:

@@ -27,10 +27,7 @@ LINKS = {
 }
 
 
-NOT_YET = pytest.mark.xfail(reason="clients still ask for the list of results and for each of them: more round trips")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=NOT_YET if name == "far away" else ()) for name in LINKS])
+@pytest.mark.parametrize("name", LINKS)
 def test_rounds_of_real_clients_take_what_the_plan_says(name: str) -> None:
     link, round_trip_s = LINKS[name]
     state = small_state(

@@ -220,7 +220,8 @@ class PlayedRun:
             held_step, fetched_s, held_s = self._replicas.get(client_id, (0, 0.0, 0.0))
             found[client_id] = Stages(client.group, heard_s, heard_s, max(from_s, fetched_s), max(from_s, held_s))
             if held_step != step and step in self.run.models.outcomes:
-                lacking.setdefault((client.group, max(from_s, self._published_s)), []).append(client_id)
+                named_s = self.model.named_s(group, heard_s, self._published_s)
+                lacking.setdefault((client.group, max(from_s, named_s)), []).append(client_id)
         readers = [
             UpdateReader(self.groups[group], len(alike) * self.scale.copies[group], from_s)
             for (group, from_s), alike in lacking.items()

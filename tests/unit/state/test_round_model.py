@@ -136,7 +136,7 @@ def test_update_over_one_link_of_the_coordinator_takes_as_long_as_all_copies_of_
 def test_after_the_last_result_its_own_addition_and_the_encoding_remain() -> None:
     at_once, later = (model_over().published_s(100.0, decided_s) for decided_s in (100.0, 101.0))
     costs = COSTS.codecs["int4"]
-    encode_s = costs.encode_s * 1e6 + COSTS.hash_s * SIZES.update_bytes + COSTS.commit_s
+    encode_s = costs.encode_s * 1e6 + COSTS.hash_s * SIZES.update_bytes + COSTS.commit_s + model_over().merge_s
     assert at_once == pytest.approx(100.0 + costs.merge_s * 1e6 + encode_s)
     assert later == pytest.approx(101.0 + encode_s)
 
