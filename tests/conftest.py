@@ -1,13 +1,15 @@
 """Settings that every test shares."""
 
+import gc
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import Phase, settings
 
+from epochal.runtime.garbage import no_collections
 from tests.support.dealing import UnitScheduling, file_of, longest_first, noted_seconds
 from tests.support.heavy import without
 
@@ -49,6 +51,15 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     """Collect each module so."""
     module: pytest.Module = _ModuleOfTests.from_parent(parent, path=module_path)
     return module
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without a search for cycles, and leave what they have imported out of all later ones."""
+    with no_collections():
+        collected = yield
+    gc.freeze()
+    return collected
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
