@@ -127,12 +127,15 @@ def become(request: Request, descriptors: list[int]) -> NoReturn:
     sys.exit()
 
 
+def command_modules() -> list[str]:
+    """Return the names of the modules of all commands, which lie in folders by what they are for."""
+    return [found.name for found in pkgutil.walk_packages(epochal.commands.__path__, "epochal.commands.")]
+
+
 def main() -> NoReturn:
     """Import the commands, and serve."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    for command in pkgutil.iter_modules(epochal.commands.__path__, "epochal.commands."):
-        import_module(command.name)
-    for name in BESIDE_COMMANDS:
+    for name in (*command_modules(), *BESIDE_COMMANDS):
         import_module(name)
     gc.freeze()  # what is shared by the forked processes is not touched by their collectors
     become(*serve(control))
