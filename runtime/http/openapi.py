@@ -8,13 +8,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path
+from fastapi.openapi.docs import get_swagger_ui_html
 from pydantic import TypeAdapter
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from epochal.runtime.http.parameters import MAX_SECONDS, MAX_WHOLE
 from epochal.state.refusals import PROBLEM_JSON
 
 DESCRIPTION_PATH = "/openapi.json"
+PAGE_PATH = "/docs"
+SANDBOX = "sandbox allow-scripts allow-popups"
 
 Schema = Mapping[str, Any]
 WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_WHOLE}
@@ -51,10 +54,24 @@ class BytesResponse(Response):
 
 
 class DescribedApp(FastAPI):
-    """An application that describes itself at `/openapi.json`, completely; no page of it loads scripts."""
+    """An application that describes itself completely at `/openapi.json`, and at `/docs` on FastAPI's page.
+
+    That page's script comes from elsewhere, so the page is in a sandbox: it is of no origin, and can neither read nor
+    do what the application's other pages may.
+    """
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(openapi_url=DESCRIPTION_PATH, docs_url=None, redoc_url=None, **options)
+        super().__init__(openapi_url=None, docs_url=None, redoc_url=None, **options)
+
+        @self.get(DESCRIPTION_PATH, include_in_schema=False)
+        async def description() -> Response:
+            return JSONResponse(self.openapi(), headers={"Access-Control-Allow-Origin": "*"})  # the sandbox reads it
+
+        @self.get(PAGE_PATH, include_in_schema=False)
+        async def page() -> Response:
+            shown = get_swagger_ui_html(openapi_url=DESCRIPTION_PATH, title=self.title)
+            shown.headers["Content-Security-Policy"] = SANDBOX
+            return shown
 
     def openapi(self) -> dict[str, Any]:
         """Return the description, which is made once."""

@@ -352,3 +352,8 @@ async def test_status_health_readiness_metrics_and_description_answer(coordinato
     assert "\nepochal_run_members 2.0\n" in metrics
     assert 'epochal_run_phase{phase="RoundTrain"} 1.0' in metrics
     assert (await coordinator.http.get("/openapi.json")).status_code == 200
+    shown = await coordinator.http.get("/docs")
+    assert shown.headers["content-type"].startswith("text/html")
+    assert shown.headers["content-security-policy"].startswith("sandbox allow-scripts")
+    assert "allow-same-origin" not in shown.headers["content-security-policy"]
+    assert "/openapi.json" in shown.text
