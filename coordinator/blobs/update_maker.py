@@ -31,7 +31,7 @@ from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.state.checkpoint_parts import CheckpointPart, parts_digest
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
-from epochal.state.errors import EpochalError, Refused, StoreFailed
+from epochal.state.errors import EpochalError, Refused
 from epochal.state.intervals import total_batches
 from epochal.state.merging import Diverged, UnsoundArithmetic
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
@@ -44,7 +44,8 @@ from epochal.state.wire import ClientId, Sha256
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
-"""Time after which a step that could not be taken, for want of room or of a blob, is tried again."""
+"""Time after which a step that could not be taken, for want of room or of a blob, is tried again, and maximum time for
+which nothing is looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,9 @@ class UpdateMaker:
             while True:
                 self._changed.clear()
                 if not await self._advanced():
-                    await self._changed.wait()
+                    with contextlib.suppress(TimeoutError):  # this coordinator may be the one that ticks by then
+                        async with asyncio.timeout(RETRY_S):
+                            await self._changed.wait()
         except UnsoundArithmetic as error:
             log.error("updates_not_made", extra={"reason": error.message, "consequence": "clients make them"})
         finally:
@@ -112,14 +115,14 @@ class UpdateMaker:
             self._diverged_step, self._sum = self._service.run.progress.replica_step, None
             log.error("run_diverged", extra={"reason": error.message})
             return False
-        except (Refused, StoreFailed, EpochalError) as error:
-            self._held = self._sum = None  # they may be half done
+        except UnsoundArithmetic:
+            raise
+        except EpochalError as error:
+            self._sum = None  # a result may be half added
             if error.message != self._warned_of:
                 self._warned_of = error.message
                 log.warning("update_delayed", extra={"reason": error.message, "consequence": "clients may make it"})
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_S):
-                    await self._changed.wait()
+            await asyncio.sleep(RETRY_S)
             return True
         self._warned_of = ""
         return found
@@ -221,6 +224,7 @@ class UpdateMaker:
             async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs_of(run, update)]) as file:
                 held = await self._merger.applied(held.replica, decode_update(file.view(), header, held.replica.layout))
             if held.digest != update.replica_digest:
+                self._held = None
                 message = f"replica {held.step} is {held.digest}; {update.replica_digest} was journalled"
                 raise Refused(Refusal.REPLICA_DIFFERS, message)
         self._held = held
