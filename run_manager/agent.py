@@ -21,7 +21,7 @@ from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
 from epochal.state.messages.round_times import LaterTimes, TimesReport
 from epochal.state.phase_names import RunState
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class ClientEnd:
 
     reason: EndReason
     step: int | None
-    replica_digest: Sha256 | None
+    replica_digest: Blake3 | None
 
 
 class Agent:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from epochal.coordinator_client.session import Joined
 from epochal.state.documents import RunDocument
 from epochal.state.intervals import BatchId
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3, Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class ReplicaHeld:
     """The client holds replica `step`. `origin` is `outcome`, `checkpoint` or `initial`."""
 
     step: int
-    replica_digest: Sha256
+    replica_digest: Blake3
     origin: str
 
 

@@ -63,7 +63,7 @@ def verdict_on(expected: ExpectedResult, layout: TensorLayout, data: Readable) -
         header, norm = check_result(data, wanted, layout, expected.max_abs)
     except InvalidResult as error:
         return CheckVerdict(rule=error.rule[:MAX_RULE_CHARS], message=str(error)[:MAX_MESSAGE_CHARS])
-    return CheckVerdict(Sha256(header.replica_digest), norm)
+    return CheckVerdict(header.replica_digest, norm)
 
 
 def verdict_on_arrival(expected: ExpectedResult, layout: TensorLayout, data: HashedReadable) -> CheckVerdict:

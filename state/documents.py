@@ -12,7 +12,7 @@ from pydantic import Field
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.phase_names import RunState
 from epochal.state.share_ceiling import PARTS
-from epochal.state.wire import ClientId, Seed, Sha256
+from epochal.state.wire import Blake3, ClientId, Seed, Sha256
 from epochal.state.wire_document import WireDocument
 
 DOCUMENT_FORMAT = 1
@@ -26,6 +26,7 @@ MAX_ROSTER = 100_000
 
 HexId = Annotated[ClientId, Field(pattern=r"^[0-9a-f]{32}$")]
 HexSha256 = Annotated[Sha256, Field(pattern=r"^[0-9a-f]{64}$")]
+HexBlake3 = Annotated[Blake3, Field(pattern=r"^[0-9a-f]{64}$")]
 HexSeed = Annotated[Seed, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0)]
 HexNorm = Annotated[str, Field(pattern=r"^[0-7][0-9a-f]{15}$")]
@@ -171,7 +172,7 @@ class CheckpointRef(WireDocument):
     step: Count
     blob_sha256: HexSha256
     size_bytes: Annotated[int, Field(ge=1)]
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     part_count: Annotated[int, Field(ge=1)] = 1
 
     @property
@@ -193,7 +194,7 @@ class UpdateRef(WireDocument):
     step: Annotated[int, Field(ge=1)]
     blob_sha256: HexSha256
     size_bytes: Annotated[int, Field(ge=1)]
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     part_count: Annotated[int, Field(ge=1)] = 1
 
     @property
@@ -302,5 +303,5 @@ class Outcome(WireDocument):
     seed: HexSeed
     roster_sha256: HexSha256
     work_sha256: HexSha256
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     entries: Annotated[tuple[OutcomeEntry, ...], Field(min_length=1)]

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Hashable
 from dataclasses import fields
 from functools import cache
-from typing import Any, NewType, TypeVar, cast
+from typing import Any, NewType, TypeAlias, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -24,6 +24,9 @@ ClientId = NewType("ClientId", str)
 
 Sha256 = NewType("Sha256", str)
 """A SHA-256 digest as 64 lowercase hex characters."""
+
+Blake3: TypeAlias = str
+"""A BLAKE3 digest as 64 lowercase hex characters: that of a replica."""
 
 Seed = NewType("Seed", str)
 """32 random bytes as 64 lowercase hex characters."""

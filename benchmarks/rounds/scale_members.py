@@ -27,7 +27,7 @@ from epochal.state.messages.deliveries import encoded_delivery
 from epochal.state.messages.requests import Attestation, ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.phase_names import RunState
 from epochal.state.results import ResultHeader, encode_result
-from epochal.state.wire import ClientId, Seed, Sha256, canonical_json, parse_document, sha256_hex
+from epochal.state.wire import Blake3, ClientId, Seed, Sha256, canonical_json, parse_document, sha256_hex
 
 POLL_S = 20
 MAX_REFUSALS = 1000
@@ -47,7 +47,7 @@ class RoundOfAll:
     roster: Roster
     work: WorkList
     parameters: dict[str, tuple[int, ...]]
-    replica_digest: Sha256
+    replica_digest: Blake3
 
     @cached_property
     def workers(self) -> frozenset[ClientId]:

@@ -155,7 +155,7 @@ class CheckpointIntake:
                 raise InvalidDocument(f"a checkpoint of replica {found.form.step}; {step} was asked for", rule="step")
             check_layout(found.form.layout, form.layout)
             check_momentum(found.form.has_momentum, form.has_momentum)
-            return CheckpointRef(step, digest, len(data), Sha256(found.replica_digest), len(parts))
+            return CheckpointRef(step, digest, len(data), found.replica_digest, len(parts))
 
         try:
             async with self._opened(blobs) as data:

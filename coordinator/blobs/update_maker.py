@@ -39,7 +39,7 @@ from epochal.state.model.replica import examined_replica
 from epochal.state.refusals import Refusal
 from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
 from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId, Sha256
 
 log = logging.getLogger(__name__)
 
@@ -235,9 +235,9 @@ class UpdateMaker:
         async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs_of(run, checkpoint)]) as blob:
             file = await self._worker.run(partial(self._spool.keep, [blob.view()], len(blob)))
         replica = examined_replica(file.view())
-        return HeldReplica(replica, Sha256(checkpoint.replica_digest), file)
+        return HeldReplica(replica, checkpoint.replica_digest, file)
 
-    async def _keep(self, step: int, file: SpoolFile, digest: Sha256) -> None:
+    async def _keep(self, step: int, file: SpoolFile, digest: Blake3) -> None:
         """Keep an update's bytes, and journal it; one that somebody journalled first, or that is late, is dropped."""
         service = self._service
         with contextlib.ExitStack() as taken_in:

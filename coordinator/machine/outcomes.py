@@ -24,7 +24,7 @@ from epochal.state.intervals import BatchId, data_index_count, subtract, total_b
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
 from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ def take_update(models: RunModels, event: UpdateMade) -> RunModels:
     return models
 
 
-def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed: Sha256 | None) -> Handled:
+def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed: Blake3 | None) -> Handled:
     """Return the run after the round, with its work settled: applied, carried, suspected or quarantined.
 
     Members have earned their shares, and the step has advanced if anything was applied. The rest of the round's end is

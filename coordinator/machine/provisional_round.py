@@ -20,9 +20,9 @@ from epochal.coordinator.machine.transitions import steps_done
 from epochal.coordinator.machine.work import PlannedWork, plan_work, plan_work_for
 from epochal.state.documents import Roster, RosterEntry
 from epochal.state.phase_names import ROUND_PHASES, RunState
-from epochal.state.wire import ClientId, Sha256, document_digest
+from epochal.state.wire import ClientId, document_digest
 
-_ANY_REPLICA = Sha256("")
+_ANY_REPLICA = ""
 """In the place of a digest that is not known yet, and that everybody is expected to agree on."""
 
 

@@ -16,11 +16,11 @@ from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import StateFile
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId
 
 
 def with_conduct(
-    run: Run, current: Round, applied: frozenset[ClientId], agreed: Sha256 | None
+    run: Run, current: Round, applied: frozenset[ClientId], agreed: Blake3 | None
 ) -> tuple[RunMembers, tuple[SentToRest, ...]]:
     """Return the members with the conduct of everyone in the round that ends now, and who is sent to rest.
 
@@ -77,7 +77,7 @@ def with_conduct(
     return replace(run.members, by_id=members, departed=departed), tuple(rests)
 
 
-def _miss(run: Run, current: Round, client_id: ClientId, reference: Sha256 | None) -> str | None:
+def _miss(run: Run, current: Round, client_id: ClientId, reference: Blake3 | None) -> str | None:
     """Return why the round lacks the result of a client that had work, or None if the client is not to blame."""
     held = current.results.verified.get(client_id)
     if held is not None:
@@ -130,7 +130,7 @@ def _confirmed_suspicion(members: RunMembers, current: Round, client_id: ClientI
     return any(batch_id in alone for batch_id in current.tasks.plan.assignments[client_id])
 
 
-def _replica_held(models: RunModels, current: Round, agreed: Sha256 | None) -> Sha256 | None:
+def _replica_held(models: RunModels, current: Round, agreed: Blake3 | None) -> Blake3 | None:
     """Return the digest of the replica from which the round should have been trained, as far as it is known.
 
     A checkpoint proves it. Otherwise it is the replica of most results: a witness alone does not prove it.
@@ -145,7 +145,7 @@ def _replica_held(models: RunModels, current: Round, agreed: Sha256 | None) -> S
 
 
 def _bad_attestations(
-    clock: PhaseClock, members: RunMembers, current: Round, applied: frozenset[ClientId], reference: Sha256 | None
+    clock: PhaseClock, members: RunMembers, current: Round, applied: frozenset[ClientId], reference: Blake3 | None
 ) -> dict[ClientId, str]:
     """Return the witnesses, still members, from whose attestations the round suffered, and how.
 

@@ -31,7 +31,7 @@ from epochal.state.client_names import shown_client
 from epochal.state.errors import StoreFailed
 from epochal.state.intervals import counted_batches, total_batches
 from epochal.state.phase_names import RunState
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3
 
 MAX_PROBLEMS = 20
 MAX_AUDITS = 10
@@ -100,7 +100,7 @@ class _Findings:
     """
 
     ledger: Ledger | None = None
-    attested: dict[int, Sha256] = field(default_factory=dict)
+    attested: dict[int, Blake3] = field(default_factory=dict)
     compacted: int = 0
     begins: int = 0
     blobs: int = 0

@@ -16,7 +16,7 @@ from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
 from epochal.coordinator.store.sql.history import StoredProof
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.intervals import BatchId, coalesce
-from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex
+from epochal.state.wire import Blake3, Sha256, canonical_json, parse_document, sha256_hex
 from epochal.state.wire_document import WireDocument
 
 PROOF_FORMAT = 3
@@ -51,7 +51,7 @@ class JournalProof(WireDocument):
     record_chain: Sha256
     replica_chain: Sha256
     replica_step: int | None
-    replica_digest: Sha256 | None
+    replica_digest: Blake3 | None
     evaluations: int
     history: str
 

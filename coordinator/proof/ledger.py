@@ -15,7 +15,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import EvaluationReported
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
-from epochal.state.wire import Sha256, document_digest, sha256_hex
+from epochal.state.wire import Blake3, Sha256, document_digest, sha256_hex
 
 RECORD_CHAIN_START = sha256_hex(b"epochal/records/v1")
 REPLICA_CHAIN_START = sha256_hex(b"epochal/replicas/v1")
@@ -136,7 +136,7 @@ def balance(ledger: Ledger, run: Run) -> Balance:
     )
 
 
-def known_digests(run: Run) -> Mapping[int, Sha256]:
+def known_digests(run: Run) -> Mapping[int, Blake3]:
     """Return the digests of replicas that a run knows, by step: of its checkpoints, and as its outcomes attest."""
     attested = {outcome.step - 1: outcome.replica_digest for outcome in run.models.outcomes.values()}
     return attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.models.checkpoints}

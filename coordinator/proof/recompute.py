@@ -27,7 +27,7 @@ from epochal.state.model.tensors import (
 from epochal.state.results import Difference, decode_result, norm_of
 from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 from epochal.state.weights import number_of
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import Blake3, Sha256, sha256_hex
 
 _TYPES = (FLOAT32_TYPE, BYTES_TYPE)
 NORM_TOLERANCE = 1e-9
@@ -49,7 +49,7 @@ class Recomputed:
     problem: str | None = None
 
 
-async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Sha256], step_count: int) -> Recomputed:
+async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Blake3], step_count: int) -> Recomputed:
     """Apply the kept results to the older kept checkpoint, and compare each replica's digest.
 
     Args:

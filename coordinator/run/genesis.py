@@ -39,7 +39,7 @@ from epochal.state.model.replica import (
 )
 from epochal.state.model.tensors import Float32Array, Readable, TensorLayout, TensorStream
 from epochal.state.refusals import Refusal
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3
 
 log = logging.getLogger(__name__)
 
@@ -164,7 +164,7 @@ class GenesisRules:
         spec = spec_of_document(found.model) or self.spec
         self.check_model(found.form, spec)
         first_values.check()
-        return _provided(found.form.step, parts, Sha256(found.replica_digest), spec)
+        return _provided(found.form.step, parts, found.replica_digest, spec)
 
     def check_model(self, form: CheckpointForm, spec: ModelSpec) -> None:
         """Check the model that a first checkpoint declares. Raises `InvalidDocument` as `check`.
@@ -190,7 +190,7 @@ class GenesisRules:
             raise InvalidDocument(f"{message}: its model document differs", rule="model")
 
 
-def _provided(step: int, parts: tuple[CheckpointPart, ...], digest: Sha256, spec: ModelSpec) -> GenesisProvided:
+def _provided(step: int, parts: tuple[CheckpointPart, ...], digest: Blake3, spec: ModelSpec) -> GenesisProvided:
     size_bytes = sum(part.size_bytes for part in parts)
     reference = CheckpointRef(step, parts_digest(parts), size_bytes, digest, len(parts))
     return GenesisProvided(reference, spec, parts if len(parts) > 1 else ())
@@ -226,7 +226,7 @@ async def keep_made_genesis(genesis: Genesis, rules: GenesisRules, blobs: BlobSt
         parts = tuple([part async for part in keep_in_parts(blobs, file.size_bytes, body, rules.part_bytes)])
     except Refused as refusal:
         raise _cannot_be_kept(refusal) from refusal
-    provided = _provided(first.step, parts, Sha256(digest.hexdigest()), first.spec)
+    provided = _provided(first.step, parts, digest.hexdigest(), first.spec)
     reference = provided.checkpoint
     log.info("first_checkpoint_made", extra={"step": reference.step, "replica_digest": reference.replica_digest})
     return provided

@@ -32,7 +32,7 @@ from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_
 from epochal.state.refusals import Refusal
 from epochal.state.results import Difference, result_size_bound
 from epochal.state.updates import UpdateHeader, UpdateRule, decode_update, update_size_bound
-from epochal.state.wire import Sha256, document_digest
+from epochal.state.wire import document_digest
 
 log = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class ReplicaKeeper:
         replica = examined_replica(file.view())
         self._check_checkpoint(replica)
         self._spool.drop_pages()
-        return HeldReplica(replica, Sha256(found.replica_digest))
+        return HeldReplica(replica, found.replica_digest)
 
     async def _apply_next(self, held: HeldReplica, aim: RunDocument) -> bool:
         """Apply the next update; return False if it is still waited for."""

@@ -39,7 +39,7 @@ from epochal.state.messages.requests import (
 from epochal.state.refusals import Refusal
 from epochal.state.results import ResultHeader
 from epochal.state.schedule import InnerSchedule
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3
 from epochal.trainers.learner import NOT_FINITE
 from epochal.trainers.protocol import TrainedRound
 
@@ -133,7 +133,7 @@ class TrainingStepMetadata:
         trained = await self._train(mine)
         return None if trained is None else await self._encode(mine, *trained)
 
-    async def _train(self, mine: _Round) -> tuple[TrainedRound, Sha256, DataMetrics | None] | None:
+    async def _train(self, mine: _Round) -> tuple[TrainedRound, Blake3, DataMetrics | None] | None:
         """Return the local steps, the digest of the replica before them, and how the data came."""
         self._begin(mine, "replica")
         plan, opened = mine.plan(), await self.opening.opened()
@@ -162,7 +162,7 @@ class TrainingStepMetadata:
         return trained, held.digest, None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
 
     async def _encode(
-        self, mine: _Round, trained: TrainedRound, replica_digest: Sha256, data: DataMetrics | None
+        self, mine: _Round, trained: TrainedRound, replica_digest: Blake3, data: DataMetrics | None
     ) -> tuple[SpoolFile, ResultMetrics]:
         self._begin(mine, "encode")
         header = ResultHeader(

@@ -18,7 +18,6 @@ from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.model.replica import replica_digest
-from epochal.state.wire import Sha256
 from epochal.trainers.first_parameters import make_first_model
 from epochal.trainers.packages import check_may_open
 from epochal.trainers.sources.open_model import open_source
@@ -68,4 +67,4 @@ def _first_held(state: StateFile, step: int, permissions: Permissions) -> HeldRe
     check_may_open(llm.spec, permissions)
     source = None if llm.is_made_from_seed else open_source(llm.checkpoint, permissions)
     replica = make_first_model(state, step, source=source).replica
-    return HeldReplica(replica, Sha256(replica_digest(replica)))
+    return HeldReplica(replica, replica_digest(replica))

@@ -19,8 +19,8 @@ from epochal.runtime.merging.running_sum import running_sum
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError, InternalError
-from epochal.state.merging import CHUNK_ELEMENTS, MergeOutput, OuterStep, merge, verify_arithmetic
-from epochal.state.model.digest import ReplicaDigest
+from epochal.state.merging import MergeOutput, OuterStep, merge, verify_arithmetic
+from epochal.state.model.digest import HASHED_ELEMENTS, ReplicaDigest
 from epochal.state.model.replica import (
     CheckpointForm,
     Replica,
@@ -32,14 +32,14 @@ from epochal.state.model.replica import (
 from epochal.state.model.tensors import Buffer, TensorLayout
 from epochal.state.results import Difference, decode_result
 from epochal.state.updates import UpdateHeader, UpdateRule, UpdateSum, Weight, update_of
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3
 
 MERGED_IN_MEMORY_BYTES = 1024 * 1024
 """A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
 PROGRESS_TIMEOUT_S = 600.0
 """Maximum time to wait for the next chunk of a replica that is written."""
 CALLS_PER_DROP = 16
-"""Pieces of at most 1 MiB of each file that are read between two times that their pages are given back."""
+"""Pieces of at most 4 MiB of each file that are read between two times that their pages are given back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class HeldReplica:
     """
 
     replica: Replica
-    digest: Sha256
+    digest: Blake3
     file: SpoolFile | None = None
 
     @property
@@ -165,12 +165,12 @@ class Merger:
         size_bytes = checkpoint_size_bound(start.layout, has_momentum=start.has_momentum)
         if size_bytes <= MERGED_IN_MEMORY_BYTES or sys.byteorder != "little":  # which a checkpoint file has
             replica = await self._worker.run(partial(self._merge, start, update, None))
-            return HeldReplica(replica, Sha256(await self.digest(replica)))
+            return HeldReplica(replica, await self.digest(replica))
         file = self._spool.file()
         replica, digest = await self._merge_into(file, start, update)
-        return HeldReplica(replica, Sha256(digest), file)
+        return HeldReplica(replica, digest, file)
 
-    async def _merge_into(self, file: SpoolFile, replica: Replica, update: Difference) -> tuple[Replica, str]:
+    async def _merge_into(self, file: SpoolFile, replica: Replica, update: Difference) -> tuple[Replica, Blake3]:
         """Return the replica after an update, and its digest, which is computed while it is written to an empty file.
 
         Raise as `applied`.
@@ -194,7 +194,7 @@ class Merger:
         assert digest is not None
         return merged, digest
 
-    async def digest(self, replica: Replica) -> str:
+    async def digest(self, replica: Replica) -> Blake3:
         """Return the replica digest, hashed off the event loop."""
         return await self._hasher.run(partial(replica_digest, replica, self._dropping()))
 
@@ -243,7 +243,7 @@ class Merger:
 
 def following_digest(
     form: CheckpointForm, output: MergeOutput, progress: MergeProgress, read: Callable[[], None]
-) -> str | None:
+) -> Blake3 | None:
     """Return the digest of the replica that is written to `output`; None if the merge ends before it is whole.
 
     Args:
@@ -252,13 +252,13 @@ def following_digest(
         progress: how far that has come.
         read: called after each piece.
     """
-    digest, before = ReplicaDigest(form.step, len(form.layout.entries), form.has_momentum), 0
+    digest, before = ReplicaDigest(form.step, form.layout, form.has_momentum), 0
     for name, shape in form.layout.entries:
         digest.begin(name, shape)
         parameter = output.parameters[name].reshape(-1)
         for values in (parameter, *((output.momentum[name].reshape(-1),) if form.has_momentum else ())):
-            for start in range(0, values.size, CHUNK_ELEMENTS):
-                piece = values[start : start + CHUNK_ELEMENTS]
+            for start in range(0, values.size, HASHED_ELEMENTS):
+                piece = values[start : start + HASHED_ELEMENTS]
                 if not progress.wait_for(before + start + piece.size):
                     return None
                 digest.add_values(piece)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from epochal.state.documents import Count, HexId, HexSha256
+from epochal.state.documents import Count, HexBlake3, HexId, HexSha256
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS, MAX_NAME_CHARS, ResultCommitment
 from epochal.state.messages.round_times import Milliseconds
 from epochal.state.wire import Sha256
@@ -98,7 +98,7 @@ class CheckVerdict(WireDocument):
         took_ms: time that the check took the coordinator; None if it is not known.
     """
 
-    replica_digest: HexSha256 | None = None
+    replica_digest: HexBlake3 | None = None
     norm: Annotated[float, Field(ge=0)] | None = None
     rule: Annotated[str, Field(max_length=MAX_RULE_CHARS)] | None = None
     message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)] = ""

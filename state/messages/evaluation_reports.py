@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from epochal.state.documents import Count, HexSha256
+from epochal.state.documents import Count, HexBlake3, HexSha256
 from epochal.state.wire_document import WireDocument
 
 MAX_EVALUATION_NAME_CHARS = 32
@@ -40,7 +40,7 @@ class EvaluationReport(WireDocument):
 
     name: EvaluationName
     step: Count
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     loss: EvaluatedLoss
     tokens: EvaluatedCount
     samples: EvaluatedCount

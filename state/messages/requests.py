@@ -12,7 +12,7 @@ from pydantic import Field
 from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart
 from epochal.state.client_names import SEEN, ClientName, Software
 from epochal.state.dataset_descriptions import DatasetDescription
-from epochal.state.documents import MAX_SHARE, Count, HexId, HexSha256
+from epochal.state.documents import MAX_SHARE, Count, HexBlake3, HexId, HexSha256
 from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -130,7 +130,7 @@ class ReadyReport(WireDocument):
     """
 
     step: Count
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     data_fingerprint: Annotated[str, Field(max_length=MAX_FINGERPRINT_CHARS), SEEN]
     dataset: DatasetDescription | None = None
 
@@ -158,7 +158,7 @@ class Attestation(WireDocument):
 
     step: Step
     attempt: Count
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     received: Annotated[str, Field(pattern=r"^[0-9a-f]+$", max_length=25_001)]
 
     def received_bits(self) -> int:
@@ -176,7 +176,7 @@ class CheckpointReport(WireDocument):
     """
 
     step: Count
-    replica_digest: HexSha256
+    replica_digest: HexBlake3
     blob_sha256: HexSha256 | None
     size_bytes: Count
     parts: Annotated[tuple[CheckpointPart, ...], Field(max_length=MAX_PARTS)] = ()

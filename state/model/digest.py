@@ -1,33 +1,34 @@
 """The digest of a replica whose tensors come one at a time; `state/model/replica.py` defines what it covers."""
 
-import hashlib
 import struct
 
-from epochal.state.model.tensors import Float32Array, wire_bytes
+from blake3 import blake3
+
+from epochal.state.model.tensors import Float32Array, TensorLayout, wire_bytes
+from epochal.state.wire import Blake3
+
+HASHED_ELEMENTS = 1 << 20
+"""Values that are hashed at a time (4 MiB), so that each core has enough of them."""
+ALL_CORES_BYTES = 1 << 24
+"""Size of the parameters from which a replica is hashed on all cores, by threads that a forked process lacks."""
 
 _DOMAIN = b"epochal/replica/v1\0"
 _PLAIN_DOMAIN = b"epochal/replica-without-momentum/v1\0"
 
 
 class ReplicaDigest:
-    """The digest of a replica whose tensors come one at a time.
+    """The digest of a replica whose tensors come one at a time. A large one is hashed on all cores.
 
     Args:
         step: of the replica.
-        count: number of its parameters.
+        layout: of its parameters.
         has_momentum: whether it has outer momentum.
     """
 
-    def __init__(self, step: int, count: int, has_momentum: bool = True) -> None:
-        self._digest = hashlib.sha256(_DOMAIN if has_momentum else _PLAIN_DOMAIN)
-        self._digest.update(struct.pack("<QI", step, count))
-
-    def add(self, name: str, parameter: Float32Array, momentum: Float32Array | None) -> None:
-        """Add the next parameter, in name order, and its outer momentum if there is any."""
-        self.begin(name, parameter.shape)
-        self.add_values(parameter)
-        if momentum is not None:
-            self.add_values(momentum)
+    def __init__(self, step: int, layout: TensorLayout, has_momentum: bool) -> None:
+        threads = 1 if layout.size_bytes < ALL_CORES_BYTES else blake3.AUTO
+        self._digest = blake3(_DOMAIN if has_momentum else _PLAIN_DOMAIN, max_threads=threads)
+        self._digest.update(struct.pack("<QI", step, len(layout.entries)))
 
     def begin(self, name: str, shape: tuple[int, ...]) -> None:
         """Begin the next parameter, in name order: its values follow, and then those of its outer momentum."""
@@ -38,6 +39,6 @@ class ReplicaDigest:
         """Add the next values of the parameter that was begun, of any number."""
         self._digest.update(wire_bytes(values))
 
-    def hexdigest(self) -> str:
+    def hexdigest(self) -> Blake3:
         """Return the digest of what was added."""
         return self._digest.hexdigest()

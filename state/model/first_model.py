@@ -21,7 +21,7 @@ from epochal.state.model.replica import (
 )
 from epochal.state.model.tensors import Float32Array, TensorLayout, TensorStream
 from epochal.state.model.value_checks import check_values
-from epochal.state.wire import Sha256, canonical_json, document_digest, parse_document
+from epochal.state.wire import Blake3, Sha256, canonical_json, document_digest, parse_document
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ class FirstDigest:
     def __init__(self, first: FirstModel) -> None:
         self._shapes = dict(first.layout.entries)
         self._has_momentum = first.has_momentum
-        self._digest = ReplicaDigest(first.step, len(self._shapes), first.has_momentum)
+        self._digest = ReplicaDigest(first.step, first.layout, first.has_momentum)
         self._missing = 0
 
     def add(self, name: str, values: Float32Array) -> None:
@@ -86,7 +86,7 @@ class FirstDigest:
             for part in no_momentum_parts(shape):
                 self._digest.add_values(part)
 
-    def hexdigest(self) -> str:
+    def hexdigest(self) -> Blake3:
         """Return the digest of what was added."""
         return self._digest.hexdigest()
 

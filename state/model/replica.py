@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from epochal.state.errors import InternalError, InvalidDocument
-from epochal.state.model.digest import ReplicaDigest
+from epochal.state.model.digest import HASHED_ELEMENTS, ReplicaDigest
 from epochal.state.model.layout_difference import layout_difference
 from epochal.state.model.tensors import (
     CHECK_CHUNK_ELEMENTS,
@@ -33,6 +33,7 @@ from epochal.state.model.tensors import (
     value_pieces,
 )
 from epochal.state.model.value_checks import check_values
+from epochal.state.wire import Blake3
 
 CHECKPOINT_FORMAT = "epochal/checkpoint"
 CHECKPOINT_VERSION = "1"
@@ -83,8 +84,8 @@ class Replica:
         return bool(self.momentum)
 
 
-def replica_digest(replica: Replica, read: Callable[[], None] = lambda: None) -> str:
-    """Return the SHA-256 of the replica as hex; the same on every machine, whatever its memory layout.
+def replica_digest(replica: Replica, read: Callable[[], None] = lambda: None) -> Blake3:
+    """Return the BLAKE3 of the replica as hex; the same on every machine, whatever its memory layout.
 
     It covers a domain tag, the step (u64), the number of tensors (u32), and for each in name order: the name's UTF-8
     length (u32) and bytes, the number of dimensions (u32) and each (u64), then the parameters' values and the
@@ -95,13 +96,13 @@ def replica_digest(replica: Replica, read: Callable[[], None] = lambda: None) ->
         replica: the replica.
         read: called after each piece of its values.
     """
-    digest = ReplicaDigest(replica.step, len(replica.parameters), replica.has_momentum)
+    digest = ReplicaDigest(replica.step, replica.layout, replica.has_momentum)
     for name, parameter in replica.parameters.items():
         digest.begin(name, parameter.shape)
         momentum = (replica.momentum[name].reshape(-1),) if replica.has_momentum else ()
         for values in (parameter.reshape(-1), *momentum):
-            for start in range(0, values.size, CHECK_CHUNK_ELEMENTS):
-                digest.add_values(values[start : start + CHECK_CHUNK_ELEMENTS])
+            for start in range(0, values.size, HASHED_ELEMENTS):
+                digest.add_values(values[start : start + HASHED_ELEMENTS])
                 read()
     return digest.hexdigest()
 
@@ -254,7 +255,7 @@ class CheckpointContent:
 
     form: CheckpointForm
     model: str | None
-    replica_digest: str
+    replica_digest: Blake3
 
 
 def look_at_nothing(_name: str, _parameter: Float32Array | None, _momentum: Float32Array | None) -> None:
@@ -276,7 +277,7 @@ def examine_checkpoint(
     """
     header = _tensor_header(data)
     form = parse_checkpoint_header(header)
-    layout, digest = form.layout, ReplicaDigest(form.step, len(form.layout.entries), form.has_momentum)
+    layout, digest = form.layout, ReplicaDigest(form.step, form.layout, form.has_momentum)
     place = header.size_bytes
     for name, shape in layout.entries:
         size_bytes = 4 * math.prod(shape)

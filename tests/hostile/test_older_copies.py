@@ -10,7 +10,6 @@ import pytest
 from epochal.coordinator_client.api import DocumentMark
 from epochal.state.messages.requests import Attestation, RunStatus
 from epochal.state.model.replica import replica_digest
-from epochal.state.wire import Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.processes import RealRun, in_training, real_run
@@ -102,7 +101,7 @@ async def proven_clients(coordinator: Served) -> list[WireClient]:
         assert (await client.deliver(client.result(REPLICA, DIFFERENCE))).status_code == 200
     current = coordinator.service.run.round
     assert current is not None
-    attested = Attestation(current.number.step, current.number.attempt, Sha256(replica_digest(REPLICA)), "7")
+    attested = Attestation(current.number.step, current.number.attempt, replica_digest(REPLICA), "7")
     for client in clients:
         await client.send("POST", "/attestations", attested)
     async with asyncio.timeout(BOUND_S):

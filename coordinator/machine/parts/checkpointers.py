@@ -7,10 +7,10 @@ from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.state.election import quorum
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId
 
 
-def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
+def agreed_checkpoint_digest(making: Checkpointing) -> Blake3 | None:
     """Return the replica digest that a quorum of the electors claims, or None without such a quorum."""
     electors = making.electors()
     counts = Counter(
@@ -20,7 +20,7 @@ def agreed_checkpoint_digest(making: Checkpointing) -> Sha256 | None:
     return next((digest for digest, count in counts.items() if count >= needed), None)
 
 
-def agreed_digest(models: RunModels, making: Checkpointing) -> Sha256 | None:
+def agreed_digest(models: RunModels, making: Checkpointing) -> Blake3 | None:
     """Return the replica digest on which a quorum agrees, or None: by claims, or, while rounds go on, by attestations.
 
     Witnesses of the round that trains from the replica attest its digest, and so does that round's outcome.

@@ -9,7 +9,7 @@ from pydantic import Field
 from epochal.coordinator.machine.parts.persistent_map import Mapped, Members, added, joined, shared_set
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.weights import UsualNorm
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId, Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class HeldResults:
 
     usual: UsualNorm | None = None
     commitments: Mapped[ClientId, ResultCommitment] = field(default_factory=dict)
-    verified: Mapped[ClientId, Sha256] = field(default_factory=dict)
+    verified: Mapped[ClientId, Blake3] = field(default_factory=dict)
     norms: Mapped[ClientId, float] = field(default_factory=dict)
     late: Members[ClientId] = frozenset()
     verified_bits: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
@@ -45,7 +45,7 @@ class HeldResults:
         digests = joined(self.digests, Sha256(report.result_sha256))
         return replace(self, commitments=added(self.commitments, client_id, report), digests=digests)
 
-    def with_verified(self, client_id: ClientId, replica: Sha256, norm: float, position: int) -> "HeldResults":
+    def with_verified(self, client_id: ClientId, replica: Blake3, norm: float, position: int) -> "HeldResults":
         """Return the results with a verified one, of the client at this position of the roster."""
         assert self.verified_bits is not None
         bits = self.verified_bits | 1 << position

@@ -16,7 +16,7 @@ from epochal.state.documents import Roster, WorkList
 from epochal.state.intervals import total_batches
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.weights import Weighed, steps_of
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId, Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Round(Composed):
         return self.with_parts(self.missing.no_longer(clients, self.tasks.plan.electorate))
 
     def with_verified(
-        self, client_id: ClientId, replica: Sha256, norm: float, elapsed_s: float, *, is_late: bool = False
+        self, client_id: ClientId, replica: Blake3, norm: float, elapsed_s: float, *, is_late: bool = False
     ) -> "Round":
         """Return the round after a client's result was verified.
 

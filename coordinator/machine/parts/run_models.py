@@ -13,7 +13,7 @@ from epochal.state.config.model_table import ModelSpec
 from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
 from epochal.state.model.first_model import model_digest
 from epochal.state.weights import UsualNorm
-from epochal.state.wire import Sha256
+from epochal.state.wire import Blake3, Sha256
 from epochal.state.wire_document import WireDocument
 
 KEEP_CHECKPOINTS = 2
@@ -56,7 +56,7 @@ class RunModels(WireDocument):
         """The newest verified checkpoint."""
         return self.checkpoints[-1] if self.checkpoints else None
 
-    def known_digest(self, step: int) -> Sha256 | None:
+    def known_digest(self, step: int) -> Blake3 | None:
         """Return the digest of a replica that a checkpoint, an outcome or an update names; None if none does."""
         for checkpoint in self.checkpoints:
             if checkpoint.step == step:

@@ -14,7 +14,7 @@ from epochal.state.messages.requests import CheckpointReport
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import Replica, checkpoint_bytes, first_replica, replica_digest
 from epochal.state.phase_names import RunState
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import sha256_hex
 from epochal.trainers.first_parameters import make_first_model
 from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import spooled
@@ -40,7 +40,7 @@ def asked(hand: ByHand) -> Condition:
 async def offer(hand: ByHand, replica: Replica) -> Refused:
     """Offer a first checkpoint as a member; return the refusal."""
     data = checkpoint_bytes(replica)
-    claim = CheckpointReport(0, Sha256(replica_digest(replica)), sha256_hex(data), len(data))
+    claim = CheckpointReport(0, replica_digest(replica), sha256_hex(data), len(data))
     try:
         await hand.api.report(claim)
         await hand.api.put_blob(sha256_hex(data), spooled(data))

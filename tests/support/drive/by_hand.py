@@ -36,7 +36,7 @@ from epochal.state.model.replica import Replica, parse_checkpoint, replica_diges
 from epochal.state.model.tensors import Tensors
 from epochal.state.phase_names import RunState
 from epochal.state.updates import UpdateHeader, UpdateRule, decode_update
-from epochal.state.wire import ClientId, Sha256, sha256_hex
+from epochal.state.wire import ClientId, sha256_hex
 from tests.support.data.spooled import fetched, spooled
 from tests.support.drive.hand_client import HandClient
 from tests.support.drive.processes import LONG_POLL_S, DocumentWatch, RealRun, at_round, retry_policy
@@ -87,7 +87,7 @@ class ByHand(HandClient):
         if document.checkpointer == self.client_id:
             await self.publish_checkpoint(replica)
         else:
-            claim = CheckpointReport(replica.step, Sha256(replica_digest(replica)), None, 0)
+            claim = CheckpointReport(replica.step, replica_digest(replica), None, 0)
             try:
                 await self.api.report(claim)
             except Refused as refusal:  # the others' claims were enough before this one came
@@ -100,7 +100,7 @@ class ByHand(HandClient):
         replica = await self.held(document)
         spec = DatasetSpec(2, self.state.model.LLM.max_seq_len)
         fingerprint = fingerprint or document.data_fingerprint or DummyDataProvider(spec).fingerprint
-        await self.api.report(ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint))
+        await self.api.report(ReadyReport(replica.step, replica_digest(replica), fingerprint))
 
     # Rounds
 
@@ -140,7 +140,7 @@ class ByHand(HandClient):
         received = await self.results_in(document)
         roster = await self.api.roster(head.roster_sha256)
         bits = sum(1 << position for position, entry in enumerate(roster.clients) if entry.client_id in received)
-        digest = Sha256(replica_digest(await self.held(document)))
+        digest = replica_digest(await self.held(document))
         return await self.api.report(Attestation(head.step, head.attempt, digest, f"{bits:x}"))
 
     async def take_round(self, document: RunDocument) -> RunDocument:

@@ -94,7 +94,7 @@ class HandClient:
         """Claim a replica and upload its bytes."""
         data = checkpoint_bytes(replica)
         sha256 = sha256_hex(data)
-        await self.api.report(CheckpointReport(replica.step, Sha256(replica_digest(replica)), sha256, len(data)))
+        await self.api.report(CheckpointReport(replica.step, replica_digest(replica), sha256, len(data)))
         await self.api.put_blob(sha256, spooled(data))
 
     def encoded_result(

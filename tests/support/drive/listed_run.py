@@ -10,7 +10,7 @@ from epochal.state.errors import EpochalError, Refused
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.refusals import Refusal
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import sha256_hex
 from epochal.tools.checkpoints.readable_run import RunView
 from tests.support.data.states import state_file
 
@@ -59,4 +59,4 @@ class ListedRun:
 
 def _kept(replica: Replica) -> tuple[CheckpointRef, bytes]:
     data = checkpoint_bytes(replica)
-    return CheckpointRef(replica.step, sha256_hex(data), len(data), Sha256(replica_digest(replica))), data
+    return CheckpointRef(replica.step, sha256_hex(data), len(data), replica_digest(replica)), data

@@ -32,7 +32,7 @@ from epochal.state.messages.requests import (
     ResultMetrics,
 )
 from epochal.state.phase_names import RunState
-from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
+from epochal.state.wire import Blake3, ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
 
 METRICS = ResultMetrics(loss=2.0, tokens=16, train_s=0.1)
@@ -159,7 +159,7 @@ class Driver:
                 stimuli.ClientJoined(client(number), key, Capabilities(codecs=SPOKEN), nonce, self.now_s + 60, **fields)
             )
 
-    def replica_digest(self) -> Sha256:
+    def replica_digest(self) -> Blake3:
         return digest_of(f"replica {self.run.progress.replica_step}")
 
     def provide_genesis(self) -> None:
@@ -202,7 +202,7 @@ class Driver:
             self.send(stimuli.ResultReceived(client_id, commitment))
             self.verify(client_id, commitment)
 
-    def verify(self, client_id: ClientId, commitment: ResultCommitment, replica: Sha256 | None = None) -> None:
+    def verify(self, client_id: ClientId, commitment: ResultCommitment, replica: Blake3 | None = None) -> None:
         """The bytes of this result came, and break no rule."""
         verdict = CheckVerdict(replica or self.replica_digest(), 1.0)
         self.send(stimuli.ResultReceived(client_id, commitment, verdict))
@@ -211,7 +211,7 @@ class Driver:
         """The bytes of this result came, and break this rule."""
         self.send(stimuli.ResultReceived(client_id, commitment, CheckVerdict(rule=rule)))
 
-    def attest(self, *clients: ClientId, replica_digest: Sha256 | None = None) -> None:
+    def attest(self, *clients: ClientId, replica_digest: Blake3 | None = None) -> None:
         """These witnesses say that they hold every verified result."""
         for client_id in clients:
             current = self.round

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from epochal.state.messages.requests import Attestation
 from epochal.state.model.replica import Replica, replica_digest
-from epochal.state.wire import Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient
 
@@ -20,7 +19,7 @@ async def play_round(coordinator: Served, clients: Sequence[WireClient], replica
             data = client.result(replica, DIFFERENCE)
             assert (await client.commit(data)).status_code == 200
             assert (await client.put_blob(data)).status_code == 201
-    digest = Sha256(replica_digest(replica))
+    digest = replica_digest(replica)
     for client in clients:
         under_way = service.run.round
         if under_way is None or (under_way.number.step, under_way.number.attempt) != (

@@ -193,7 +193,7 @@ class WireClient(HandClient):
         return await self.send("PUT", f"/v1/blobs/{sha256_hex(data)}", data)
 
     async def ready(self, replica: Replica, fingerprint: str = "data") -> httpx.Response:
-        report = ReadyReport(replica.step, Sha256(replica_digest(replica)), fingerprint)
+        report = ReadyReport(replica.step, replica_digest(replica), fingerprint)
         return await self.send("POST", "/ready", report)
 
     def result(self, replica: Replica, difference: Tensors, **header: Any) -> bytes:

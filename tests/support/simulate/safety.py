@@ -4,7 +4,7 @@ from typing import Protocol
 
 from epochal.run_manager.events import Event, ReplicaHeld
 from epochal.state.documents import RunDocument
-from epochal.state.wire import Sha256, document_digest
+from epochal.state.wire import Blake3, Sha256, document_digest
 
 
 class Vouching(Protocol):
@@ -29,7 +29,7 @@ class Witness:
         self._journal = journal
         self._shown: dict[tuple[str, int], RunDocument] = {}
         self._lineage = ""
-        self.digests: dict[int, Sha256] = {}
+        self.digests: dict[int, Blake3] = {}
         """The digest of each replica that a client held."""
 
     def saw(self, document: RunDocument) -> None:

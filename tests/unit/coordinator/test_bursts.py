@@ -7,7 +7,7 @@ from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.messages.requests import Capabilities, ReadyReport
 from epochal.state.model.replica import replica_digest
 from epochal.state.phase_names import RunState
-from epochal.state.wire import ClientId, Sha256, client_id_of
+from epochal.state.wire import ClientId, client_id_of
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.served import REPLICA, Served, served
@@ -42,7 +42,7 @@ async def test_burst_of_joins_and_ready_reports_is_taken_in_turn() -> None:
         async with asyncio.TaskGroup() as tasks:
             joining = [tasks.create_task(joined(run, number)) for number in range(BURST)]
         await in_phase(run, RunState.WARMUP)
-        report = ReadyReport(REPLICA.step, Sha256(replica_digest(REPLICA)), "data")
+        report = ReadyReport(REPLICA.step, replica_digest(REPLICA), "data")
         async with asyncio.TaskGroup() as tasks:
             reporting = [tasks.create_task(run.handlers.report(task.result(), report)) for task in joining]
         assert {task.result().ready for task in reporting} == {True}

@@ -21,7 +21,7 @@ from epochal.state.errors import Desync, Refused
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import Blake3, Sha256, sha256_hex
 from tests.support.data.documents import run_document
 from tests.support.data.held_blobs import HeldBlobs
 from tests.support.data.spooled import SPOOL_PARENT, spooled
@@ -33,7 +33,7 @@ from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
 NUMPY = ClientSpec(trainer="numpy")
 
 
-def digests_of(client: SimulatedClient) -> dict[int, Sha256]:
+def digests_of(client: SimulatedClient) -> dict[int, Blake3]:
     return {event.step: event.replica_digest for event in client.of(ReplicaHeld)}
 
 
@@ -54,7 +54,7 @@ async def test_newcomer_mid_epoch_rebuilds_from_checkpoint_and_outcomes() -> Non
 def test_newcomers_after_all_were_gone_continue_to_the_same_model() -> None:
     """The digest equals that of a run without the interruption, because the same clients do the same work."""
 
-    async def interrupted(at_step: int | None) -> dict[int, Sha256]:
+    async def interrupted(at_step: int | None) -> dict[int, Blake3]:
         state = state_file(config__total_steps=6, config__init_min_clients=1, merge__inner_state="reset")
         async with simulated_run(state, seed=0) as run:
             client = run.start(run.client(1, NUMPY))
@@ -166,7 +166,7 @@ def warnings(caplog: pytest.LogCaptureFixture, event: str) -> list[tuple[str, in
 @in_virtual_time
 async def test_keeper_warns_once_of_a_checkpoint_that_the_coordinator_lacks(caplog: pytest.LogCaptureFixture) -> None:
     data, blobs = checkpoint_bytes(FIRST), HeldBlobs()
-    checkpoint = CheckpointRef(0, sha256_hex(data), len(data), Sha256(replica_digest(FIRST)))
+    checkpoint = CheckpointRef(0, sha256_hex(data), len(data), replica_digest(FIRST))
     keeper = keeper_of(blobs, [])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
@@ -182,7 +182,7 @@ async def test_keeper_warns_once_of_a_checkpoint_that_the_coordinator_lacks(capl
 @in_virtual_time
 async def test_keeper_says_nothing_of_a_checkpoint_that_a_newer_one_replaced(caplog: pytest.LogCaptureFixture) -> None:
     data = checkpoint_bytes(FIRST)
-    newer = CheckpointRef(0, sha256_hex(data), len(data), Sha256(replica_digest(FIRST)))
+    newer = CheckpointRef(0, sha256_hex(data), len(data), replica_digest(FIRST))
     keeper = keeper_of(HeldBlobs(data), [])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
@@ -200,7 +200,7 @@ async def test_keeper_says_nothing_of_a_checkpoint_that_a_newer_one_replaced(cap
 @in_virtual_time
 async def test_keeper_warns_once_of_an_outcome_that_the_coordinator_lacks(caplog: pytest.LogCaptureFixture) -> None:
     data = checkpoint_bytes(FIRST)
-    checkpoint = CheckpointRef(0, sha256_hex(data), len(data), Sha256(replica_digest(FIRST)))
+    checkpoint = CheckpointRef(0, sha256_hex(data), len(data), replica_digest(FIRST))
     keeper = keeper_of(HeldBlobs(data), [])
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
@@ -215,14 +215,14 @@ async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() 
     """Two checkpointers in a row may have made different initial parameters; the verified ones are the run's."""
     right = Replica(0, {"w": np.ones(3, np.float32)}, {"w": np.zeros(3, np.float32)})
     wrong = Replica(0, {"w": np.zeros(3, np.float32)}, {"w": np.zeros(3, np.float32)})
-    data, digest = checkpoint_bytes(right), Sha256(replica_digest(right))
+    data, digest = checkpoint_bytes(right), replica_digest(right)
     events: list[Event] = []
 
     keeper = keeper_of(HeldBlobs(data), events)
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
         await keeper.apply_state(run_document(RunState.WARMUP))
-        keeper.adopt(HeldReplica(wrong, Sha256(replica_digest(wrong))))
+        keeper.adopt(HeldReplica(wrong, replica_digest(wrong)))
         assert (await keeper.at(0)).replica is wrong
         checkpoint = CheckpointRef(0, sha256_hex(data), len(data), digest)
         await keeper.apply_state(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))

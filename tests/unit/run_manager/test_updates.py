@@ -119,7 +119,7 @@ class OneRound:
 
 
 def one_round() -> OneRound:
-    entries, results, digest = [], [], Sha256(replica_digest(FIRST))
+    entries, results, digest = [], [], replica_digest(FIRST)
     blobs = HeldBlobs()
     for number in (1, 2):
         client_id = ClientId(f"{number:032x}")
@@ -136,7 +136,7 @@ def one_round() -> OneRound:
     file = update_bytes(header_of, RULE, FIRST.layout, results)
     after = merge(FIRST, decode_update(file, header_of, FIRST.layout), OUTER)
     blobs.blobs[sha256_hex(file)] = file
-    named = UpdateRef(1, sha256_hex(file), len(file), Sha256(replica_digest(after)))
+    named = UpdateRef(1, sha256_hex(file), len(file), replica_digest(after))
     return OneRound(outcome, blobs, file, after, named)
 
 
@@ -148,7 +148,7 @@ async def second_replica(played: OneRound, *, step: int = 2) -> tuple[HeldReplic
     keeper = ReplicaKeeper(
         played, download, own, merger, spool, worker, lambda _: None, lambda _: None, events.append, WAIT_S
     )
-    keeper.adopt(HeldReplica(FIRST, Sha256(replica_digest(FIRST))))
+    keeper.adopt(HeldReplica(FIRST, replica_digest(FIRST)))
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     async with asyncio.TaskGroup() as group:
@@ -223,7 +223,7 @@ async def _held_again_and_again(played: OneRound) -> None:
             asyncio.get_running_loop().call_soon(keeper.adopt, first)
 
     keeper = ReplicaKeeper(played, download, own, merger, spool, worker, lambda _: None, lambda _: None, seen, WAIT_S)
-    first = HeldReplica(FIRST, Sha256(replica_digest(FIRST)))
+    first = HeldReplica(FIRST, replica_digest(FIRST))
     keeper.adopt(first)
     async with asyncio.TaskGroup() as group:
         group.create_task(keeper.run())

@@ -71,7 +71,7 @@ def report_of(data: bytes) -> CheckpointReport:
     parts = tuple(
         CheckpointPart(sha256_hex(data[start:stop]), stop - start) for start, stop in part_ranges(len(data), PART_BYTES)
     )
-    return CheckpointReport(0, Sha256(replica_digest(REPLICA)), parts_digest(parts), len(data), parts)
+    return CheckpointReport(0, replica_digest(REPLICA), parts_digest(parts), len(data), parts)
 
 
 async def deliver(client: WireClient, data: bytes) -> None:

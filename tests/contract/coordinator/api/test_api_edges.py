@@ -17,7 +17,7 @@ from epochal.state.errors import Refused
 from epochal.state.messages.requests import Attestation, ReadyReport
 from epochal.state.model.replica import replica_digest
 from epochal.state.refusals import Refusal
-from epochal.state.wire import Sha256, sha256_hex
+from epochal.state.wire import sha256_hex
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, problem, training
 from tests.support.simulate.virtual_time import run_virtually
 
@@ -163,7 +163,7 @@ async def take_round(clients: list[WireClient], metrics: bytes) -> list[httpx.Re
         if answers[-1].is_success:
             assert (await client.put_blob(data)).status_code == 201
     if all(answer.is_success for answer in answers):
-        attestation = Attestation(current.number.step, current.number.attempt, Sha256(replica_digest(REPLICA)), "3")
+        attestation = Attestation(current.number.step, current.number.attempt, replica_digest(REPLICA), "3")
         for client in clients:
             assert (await client.send("POST", "/attestations", attestation)).status_code == 200
     return answers

@@ -8,11 +8,10 @@ import pytest
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.model.replica import replica_digest
-from epochal.state.wire import Sha256
 from tests.support.data.states import state_file
 from tests.support.drive.served import ADMIN, REPLICA, Served, measured, problem, served
 
-DIGEST = Sha256(replica_digest(REPLICA))
+DIGEST = replica_digest(REPLICA)
 REPORT: dict[str, Any] = {
     "name": "validation",
     "step": 0,

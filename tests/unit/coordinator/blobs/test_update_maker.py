@@ -79,7 +79,7 @@ async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.Log
         first = 1 << current.tasks.plan.positions[next(iter(current.results.verified))]
         received = f"{(current.results.verified_bits or 0) & ~first:x}"
         for client in clients:
-            report = Attestation(1, 0, Sha256(replica_digest(REPLICA)), received)
+            report = Attestation(1, 0, replica_digest(REPLICA), received)
             assert (await client.send("POST", "/attestations", report)).status_code == 200
         await update_of(service, 1)
         assert len(service.run.models.outcomes[1].entries) == 2

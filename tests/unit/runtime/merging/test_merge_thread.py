@@ -2,11 +2,13 @@
 
 import ctypes
 import platform
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import Merger
@@ -66,6 +68,16 @@ async def test_merger_returns_the_replica_of_the_pure_rule(worker: Worker) -> No
     await merger.verify()
     after = await merger.applied(replica(), update())
     assert after.digest == replica_digest(merge(replica(), update(), OuterStep.of(CONFIG)))
+    await merger.aclose()
+
+
+async def test_digest_on_all_cores_is_that_of_one_core() -> None:
+    count = ALL_CORES_BYTES // 4
+    large = Replica(0, {"w": np.arange(count, dtype=np.float32)}, {"w": np.ones(count, np.float32)})
+    data = b"epochal/replica/v1\0" + struct.pack("<QI", 0, 1) + struct.pack("<IsIQ", 1, b"w", 1, count)
+    one_core = blake3(data + wire_bytes(large.parameters["w"]) + wire_bytes(large.momentum["w"])).hexdigest()
+    merger = Merger(CONFIG, SPOOL, WorkerThread("test-merge"))
+    assert await merger.digest(large) == one_core
     await merger.aclose()
 
 

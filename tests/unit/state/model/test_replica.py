@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -94,7 +95,7 @@ def test_replica_digest_hashes_exactly_the_documented_bytes() -> None:
         "01000000 77 02000000 0200000000000000 0300000000000000"
         "0000803f 000000c0 0000003f 00004040 c2160100 00000080" + "00000000" * 6
     )
-    assert replica_digest(small_replica()) == hashlib.sha256(stream).hexdigest()
+    assert replica_digest(small_replica()) == blake3(stream).hexdigest()
 
 
 @pytest.mark.parametrize("changed", ["step", "parameter", "momentum", "shape", "name", "sign of zero"])
@@ -231,7 +232,7 @@ def test_replica_with_parameters_unlike_momentum_is_our_own_bug() -> None:
         Replica(0, {"w": np.zeros(1)}, one)  # type: ignore[dict-item]
 
 
-DIGEST_OF_SMALL_REPLICA = "6dd24c01d397d011a88029c2d47fa6e6ba90e32373a4a98d8e58c3d9dad6d866"
+DIGEST_OF_SMALL_REPLICA = "fc2fe3f39cffb9ef134c0066da6b2390cd8826a8624375e267b840323b42997e"
 SHA256_OF_SMALL_CHECKPOINT = "178a4d486d801b65ab658b715e7cd4d075159670b4fbb77e95c908b426bcb1f8"
 
 
@@ -270,7 +271,7 @@ def test_replica_without_momentum_has_a_digest_of_its_own() -> None:
     data = b"epochal/replica-without-momentum/v1\0" + struct.pack("<QI", 3, 2)
     data += struct.pack("<I1sI2Q", 1, b"a", 2, 2, 2) + np.ones(4, "<f4").tobytes()
     data += struct.pack("<I1sI1Q", 1, b"b", 1, 1) + np.array([1.5], "<f4").tobytes()
-    assert replica_digest(PLAIN) == hashlib.sha256(data).hexdigest()
+    assert replica_digest(PLAIN) == blake3(data).hexdigest()
     zero = replace(PLAIN, momentum={name: np.zeros_like(values) for name, values in PLAIN.parameters.items()})
     assert replica_digest(zero) != replica_digest(PLAIN)
 
