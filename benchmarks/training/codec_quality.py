@@ -20,6 +20,7 @@ from epochal.state.model.tensors import TensorLayout
 KEPT = Path(__file__).parent / "codec_results"
 SEEDS = (0, 1)
 ROUND_STEPS = 30
+UPDATE_TARGET = "≤ 1.002 x"
 RATED_VALUES = 1 << 24
 """Size of the tensor of which a codec's bytes a parameter are given."""
 
@@ -48,7 +49,10 @@ NEAREST = (
     replace(NESTEROV, codec="int8"),
 )
 """Settings with `MORE_SEEDS`."""
-
+UPDATES = tuple(
+    replace(clients_setting(steps), update=codec) for codec in ("int4", "int8") for steps in (ROUND_STEPS, 8, 100)
+)
+"""The defaults of `[merge]` where everybody takes the mean as a codec leaves it; a row is shown once it is measured."""
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
@@ -77,17 +81,22 @@ class Row:
         """One for dense codecs without outer momentum, which are far worse; one more for the best two codecs."""
         if self.setting.outer_momentum == 0 and not self.setting.codec.startswith("sparse"):
             return SEEDS[:1]
-        return MORE_SEEDS if self.setting in NEAREST else SEEDS
+        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES) else SEEDS
 
     @property
     def losses(self) -> list[float]:
         """The final held-out losses."""
         return [run.result().loss for run in self.runs]
 
+    @property
+    def is_measured(self) -> bool:
+        """Whether the result of every run is kept."""
+        return all(run.kept() is not None for run in self.runs)
+
 
 def planned() -> list[Run]:
     """Return every run, seed by seed."""
-    runs = [run for setting in SETTINGS for run in Row(setting).runs]
+    runs = [run for setting in (*SETTINGS, *UPDATES) for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)
 
 
@@ -98,7 +107,7 @@ def bytes_a_parameter(codec: str) -> float:
 
 def measure() -> list[Figure]:
     """Return the final held-out losses, the mean of the seeds."""
-    return [_figure(setting) for setting in SETTINGS]
+    return [_figure(setting) for setting in SETTINGS] + [_update(one) for one in UPDATES if Row(one).is_measured]
 
 
 def plots() -> dict[str, str]:
@@ -124,6 +133,13 @@ def _figure(setting: Setting) -> Figure:
     if setting.outer_momentum == 0:
         beside += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"
     return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), beside, DIGITS)
+
+
+def _update(setting: Setting) -> Figure:
+    row, exact = Row(setting), Row(replace(setting, update="exact"))
+    told = f"the exact mean of the same results, the same seeds; seed by seed {_shown(row.losses)}"
+    name = f"{_short_name(setting)}, their mean as {setting.update}, {bytes_a_parameter(setting.update):.4g} bytes down"
+    return Figure(name, statistics.fmean(row.losses), UNIT, UPDATE_TARGET, statistics.fmean(exact.losses), told, DIGITS)
 
 
 def _name(setting: Setting) -> str:

@@ -7,7 +7,7 @@ here as in a run, so the wire changes nothing in what is learned.
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -110,13 +110,15 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """A name that no other setting has. Float32 results have none of their own: they were there before codecs."""
-        values = [f"{value}" for value in asdict(self).values()]
-        codec, _, mean, update = values[-4:]
-        named = values[:-4]
-        if self.codec != FLOAT32.name:
-            named += [codec, *(["feedback"] if self.error_feedback else []), mean]
-        return "-".join(named if self.update == "exact" else [*named, "update", update])
+        """A name that no other setting has. It says nothing of float32 results, and of the exact mean."""
+        codec = [] if self.codec == FLOAT32.name else [self.codec, *self._feedback, self.mean]
+        update = [] if self.update == "exact" else [f"update-{self.update}"]
+        outer = (self.base_lr, self.clients, self.local_steps, self.outer_lr, self.outer_momentum, self.inner_state)
+        return "-".join([*(f"{value}" for value in outer), *codec, *update])
+
+    @property
+    def _feedback(self) -> list[str]:
+        return ["feedback"] if self.error_feedback else []
 
 
 @dataclass(frozen=True, slots=True)

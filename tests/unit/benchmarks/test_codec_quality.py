@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 
 from benchmarks.training import quality, quality_training
-from benchmarks.training.codec_quality import NESTEROV, PLAIN, SETTINGS, SPARSE, Row, bytes_a_parameter, planned
+from benchmarks.training.codec_quality import (
+    NESTEROV,
+    PLAIN,
+    SETTINGS,
+    SPARSE,
+    UPDATES,
+    Row,
+    bytes_a_parameter,
+    planned,
+)
 from benchmarks.training.quality import SWEPT_STEPS, clients_setting
 from benchmarks.training.quality_text import LENGTH, Text
 from benchmarks.training.quality_training import Setting, train
@@ -27,7 +36,7 @@ def test_results_of_the_quality_bench_are_used_again() -> None:
 
 def test_setting_has_a_name_of_its_own_for_each_codec() -> None:
     assert replace(SPARSE, mean="senders").name == f"{PLAIN.base_lr}-4-30-1.0-0.0-keep-sparse-64-feedback-senders"
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
+    assert len({setting.name for setting in (*SETTINGS, *UPDATES)}) == len(SETTINGS) + len(UPDATES)
 
 
 def test_bytes_a_parameter_are_those_of_the_formats() -> None:
@@ -40,7 +49,9 @@ def test_bytes_a_parameter_are_those_of_the_formats() -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("setting", [PLAIN, replace(NESTEROV, codec="int4"), replace(SPARSE, mean="senders")])
+@pytest.mark.parametrize(
+    "setting", [PLAIN, replace(NESTEROV, codec="int4"), replace(SPARSE, mean="senders"), UPDATES[0]]
+)
 def test_small_run_of_a_codec_learns(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")
     need_module("transformers")

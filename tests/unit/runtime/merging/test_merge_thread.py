@@ -16,8 +16,9 @@ from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import InternalError
 from epochal.state.merging import OuterStep, UnsoundArithmetic, merge
+from epochal.state.model.digest import ALL_CORES_BYTES
 from epochal.state.model.replica import Replica, replica_digest
-from epochal.state.model.tensors import Tensors
+from epochal.state.model.tensors import Tensors, wire_bytes
 from tests.support.data.spooled import SPOOL_PARENT
 from tests.support.drive.cli import heavy_imports_of
 
