@@ -17,6 +17,7 @@ from benchmarks.training import (
     codec_quality,
     dishonest,
     quality,
+    quality_data,
     torch_clients,
     torch_memory,
     torch_rounds,
@@ -130,6 +131,8 @@ def main() -> None:
         write(figures, " ".join(["python -m benchmarks", *sys.argv[1:]]), arguments.write, plots, notes)
         for text in texts:
             explain(arguments.write, text)
+        if {"quality", "codecs"} & set(names):
+            quality_data.write()
 
 
 if __name__ == "__main__":

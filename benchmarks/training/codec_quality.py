@@ -116,23 +116,23 @@ def plots() -> dict[str, str]:
     for setting in SETTINGS:
         if len(Row(setting).seeds) > 1 and setting.codec != "float32":
             row = Row(setting)
-            pairs = zip(row.losses, _beside(setting).losses, strict=False)
+            pairs = zip(row.losses, beside(setting).losses, strict=False)
             ratios[_short_name(setting)] = [loss / exact for loss, exact in pairs]
     return {"codecs-seeds": spread_plot(ratios, "final held-out loss ÷ that of float32, each seed")}
 
 
-def _beside(setting: Setting) -> Row:
+def beside(setting: Setting) -> Row:
     """Return float32 with the defaults and rounds of the same length."""
     return Row(next(one for one in (NESTEROV, FREQUENT, RARE) if one.local_steps == setting.local_steps))
 
 
 def _figure(setting: Setting) -> Figure:
-    row, default = Row(setting), _beside(setting)
+    row, default = Row(setting), beside(setting)
     exact = default.losses[: len(row.seeds)]
-    beside = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
+    told = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
     if setting.outer_momentum == 0:
-        beside += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"
-    return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), beside, DIGITS)
+        told += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"
+    return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), told, DIGITS)
 
 
 def _update(setting: Setting) -> Figure:

@@ -1,0 +1,161 @@
+"""What choices of `[merge]` cost in loss, as the project's bench has measured it with a small model.
+
+`quality.json` is written by `python -m benchmarks quality codecs --write PAGE`, from the same runs as the pages
+`docs/benchmarks-quality.md` and `docs/benchmarks-codecs.md`; a test compares them. Each row is one choice: the fields
+of `[merge]` with which it was measured, and the final held-out losses of its seeds beside those of the same seeds
+without it. A choice of which there is no row has no price here: it is said to be not measured.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from epochal.state.config.state_file import MergeConfig
+
+DATA = Path(__file__).with_suffix(".json")
+PAGE = "docs/benchmarks-quality.md"
+Choice = Literal["local_steps", "codec", "update", "delay"]
+OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer_momentum")
+"""The fields that are chosen together with a codec."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A choice, and what it costs.
+
+    Attributes:
+        choice: what was chosen: `local_steps` beside one machine with results as int4, `codec` beside float32, `update`
+            beside an exact one, `delay` beside none.
+        merge: the table with which it was measured.
+        losses, beside: final held-out losses in nats, with it and without it, seed by seed.
+        parameters: of the model.
+        clients: their number.
+    """
+
+    choice: Choice
+    merge: MergeConfig
+    losses: tuple[float, ...]
+    beside: tuple[float, ...]
+    parameters: int
+    clients: int
+
+    @property
+    def ratio(self) -> float:
+        """The loss as a multiple of that without the choice: of the seeds' means."""
+        return fmean(self.losses) / fmean(self.beside)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The least and the largest such multiple of a seed."""
+        ratios = [loss / other for loss, other in zip(self.losses, self.beside, strict=True)]
+        return min(ratios), max(ratios)
+
+
+def read_measured(path: Path = DATA) -> tuple[Measured, ...]:
+    """Return the rows of a file that the bench has written."""
+    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return tuple(
+        Measured(
+            row["choice"],
+            MergeConfig.model_validate_json(json.dumps(row["merge"])),
+            tuple(row["losses"]),
+            tuple(row["beside"]),
+            row["parameters"],
+            row["clients"],
+        )
+        for row in rows
+    )
+
+
+MEASURED = read_measured()
+LOCAL_STEPS = sorted((row for row in MEASURED if row.choice == "local_steps"), key=lambda row: row.merge.local_steps)
+"""The rounds that were measured, the shortest first."""
+
+
+def loss_of_local_steps(steps: int) -> float | None:
+    """Return the loss beside one machine's in rounds of so many local steps; between two measured, in proportion.
+
+    None outside of what was measured.
+    """
+    for one, next_one in zip(LOCAL_STEPS, [*LOCAL_STEPS[1:], LOCAL_STEPS[-1]], strict=True):
+        first, last = one.merge.local_steps, next_one.merge.local_steps
+        if first <= steps <= last:
+            part = math.log(steps / first) / math.log(last / first) if last > first else 0.0
+            return one.ratio + part * (next_one.ratio - one.ratio)
+    return None
+
+
+def best_of_codec(codec: str, local_steps: int) -> Measured | None:
+    """Return the settings with which a codec lost least, in rounds that are nearest to so many local steps."""
+    rows = [row for row in MEASURED if row.choice == "codec" and row.merge.codec == codec]
+    return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+
+
+def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:
+    """Return the loss with one table as a multiple of that with another; None if a difference was not measured."""
+    pairs: list[tuple[float | None, float | None]] = []
+    if after.local_steps != before.local_steps:
+        pairs.append((loss_of_local_steps(before.local_steps), loss_of_local_steps(after.local_steps)))
+    if _of_codec(after) != _of_codec(before):
+        pairs.append((_codec_loss(before), _codec_loss(after)))
+    if after.update != before.update:
+        pairs.append((_update_loss(before), _update_loss(after)))
+    factor = 1.0
+    for lost, loses in pairs:
+        if lost is None or loses is None:
+            return None
+        factor *= loses / lost
+    return factor
+
+
+def loss_beside_one_machine(merge: MergeConfig) -> float | None:
+    """Return the loss as a multiple of that of one machine with the same tokens; None if that was not measured.
+
+    An update whose encoding was not measured counts as an exact one, as `source` says.
+    """
+    steps = loss_of_local_steps(merge.local_steps)
+    update = merge.update if _update_loss(merge) is None else "exact"
+    standard = MergeConfig(local_steps=merge.local_steps, update=update)
+    factor = loss_factor(standard, merge)
+    return None if steps is None or factor is None else steps * factor
+
+
+def shown_loss(factor: float | None) -> str:
+    """Return a multiple of a loss in words, such as `loss + 1.2 %`."""
+    if factor is None:
+        return "its loss is not measured"
+    percent = 100 * (factor - 1)
+    return "the same loss" if abs(percent) < 0.05 else f"loss {'+' if percent > 0 else '−'} {abs(percent):.1f} %"
+
+
+def source() -> str:
+    """Return how the losses were measured, as a sentence's end."""
+    millions = " and ".join(f"{count / 1e6:.2g} M" for count in sorted({row.parameters for row in MEASURED}))
+    clients = " or ".join(str(count) for count in sorted({row.clients for row in MEASURED}))
+    small = (
+        f"measured with a small model ({millions} parameters, {clients} clients: {PAGE}); yours may lose less or more"
+    )
+    has_update = any(row.choice == "update" for row in MEASURED)
+    return small if has_update else f"{small}. What an encoded update costs is not measured yet"
+
+
+def _of_codec(merge: MergeConfig) -> tuple[Any, ...]:
+    return tuple(getattr(merge, name) for name in OF_CODEC if name != "sparse_keep" or merge.codec == "sparse")
+
+
+def _apart(row: Measured, local_steps: int) -> float:
+    return abs(math.log(row.merge.local_steps / local_steps))
+
+
+def _codec_loss(merge: MergeConfig) -> float | None:
+    rows = [row for row in MEASURED if row.choice == "codec" and _of_codec(row.merge) == _of_codec(merge)]
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None
+
+
+def _update_loss(merge: MergeConfig) -> float | None:
+    rows = [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
+    exact = 1.0 if merge.update == "exact" else None
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else exact

@@ -1,0 +1,67 @@
+"""Prices of choices in loss: those of the rows, between two of them, and none where nothing was measured."""
+
+import pytest
+
+from epochal.state.config.state_file import MergeConfig
+from epochal.tools.critical_batch import critical_batch_tokens
+from epochal.tools.quality import (
+    LOCAL_STEPS,
+    best_of_codec,
+    loss_beside_one_machine,
+    loss_factor,
+    loss_of_local_steps,
+    shown_loss,
+    source,
+)
+
+
+def test_measured_rounds_have_the_price_of_their_row_and_others_one_between() -> None:
+    for row in LOCAL_STEPS:
+        assert loss_of_local_steps(row.merge.local_steps) == pytest.approx(row.ratio)
+    first, last = LOCAL_STEPS[-2:]
+    found = loss_of_local_steps(round((first.merge.local_steps * last.merge.local_steps) ** 0.5))
+    assert found == pytest.approx((first.ratio + last.ratio) / 2, rel=1e-3)
+
+
+def test_rounds_shorter_or_longer_than_measured_have_no_price() -> None:
+    least, most = LOCAL_STEPS[0].merge.local_steps, LOCAL_STEPS[-1].merge.local_steps
+    assert (loss_of_local_steps(least - 1), loss_of_local_steps(most + 1)) == (None, None)
+    assert shown_loss(loss_factor(MergeConfig(local_steps=most + 1), MergeConfig(local_steps=most))) == (
+        "its loss is not measured"
+    )
+
+
+def test_settings_of_a_codec_that_lose_least_are_priced_beside_those_of_the_run() -> None:
+    best = best_of_codec("sparse", 100)
+    assert best is not None
+    assert (best.merge.mean, best.merge.outer_lr, best.merge.outer_momentum) == ("senders", 1.0, 0.0)
+    exact = MergeConfig(local_steps=30, codec="float32", update="exact")
+    assert loss_factor(exact, best.merge) == pytest.approx(best.ratio)
+    assert loss_factor(exact, exact.model_copy(update={"mean": "senders"})) is None
+
+
+def test_loss_of_a_run_is_that_of_its_rounds_and_its_codec() -> None:
+    steps, dense = loss_of_local_steps(30), MergeConfig(local_steps=30)
+    assert loss_beside_one_machine(dense) == pytest.approx(steps)
+    best, same = best_of_codec("sparse", 30), best_of_codec("int4", 30)
+    assert best is not None
+    assert same is not None
+    assert steps is not None
+    assert loss_beside_one_machine(best.merge) == pytest.approx(steps * best.ratio / same.ratio)
+
+
+def test_same_table_costs_nothing() -> None:
+    assert shown_loss(loss_factor(MergeConfig(local_steps=512), MergeConfig(local_steps=512))) == "the same loss"
+    assert (shown_loss(1.0389), shown_loss(0.96)) == ("loss + 3.9 %", "loss − 4.0 %")
+
+
+def test_source_says_that_the_model_was_small() -> None:
+    assert "small model (0.25 M parameters, 4 clients: docs/benchmarks-quality.md)" in source()
+
+
+@pytest.mark.parametrize(
+    ("parameters", "tokens", "expected"),
+    [(85_000_000, None, 752 * 512), (1_200_000_000, None, 2610 * 512), (10**9, 3_072_000_000, 996 * 512)],
+)
+def test_critical_batch_is_that_of_the_published_fit(parameters: int, tokens: int | None, expected: int) -> None:
+    assert critical_batch_tokens(parameters, tokens) == pytest.approx(expected, rel=0.01)
