@@ -335,7 +335,10 @@ class RoundModel:
         return listed_s
 
     def published_s(self, verified_s: float, decided_s: float) -> float:
-        """Return when a round's update can be fetched: its last result was checked, and its outcome decided, before."""
+        """Return when a round's update can be fetched: its last result was checked, and its outcome decided, before.
+
+        The coordinator takes the outer step, too, whose replica's digest it publishes with the update.
+        """
         sizes, costs = self.sizes, self.costs
         added_s = verified_s + costs.codecs[self.codec].merge_s * sizes.parameter_count
         encode_s = costs.codecs[self.update].encode_s * sizes.parameter_count

@@ -65,7 +65,13 @@ _DRAFT: Mapping[str, Mapping[str, float]] = {
 
 
 def files_of(
-    run: NewRun, groups: Sequence[ClientGroup], options: PlanOptions, total_tokens: int | None, token_size: int
+    run: NewRun,
+    groups: Sequence[ClientGroup],
+    options: PlanOptions,
+    token_size: int,
+    *,
+    total_tokens: int | None = None,
+    local_steps: int | None = None,
 ) -> Written:
     """Return the files of a run, with timers and sizes that hold for these clients.
 
@@ -73,8 +79,9 @@ def files_of(
         run: what it is to be.
         groups: its clients.
         options: of the plan: links and costs.
-        total_tokens: to be trained in all; None for a hundred rounds.
         token_size: bytes of a token of the data server's files.
+        total_tokens: to be trained in all; None for a hundred rounds.
+        local_steps: of a round; None for those that lose little.
 
     Raises:
         InvalidInput: the planner cannot plan with these clients, or a value is not allowed.
@@ -87,7 +94,7 @@ def files_of(
     )
     pin, unpinned = _pin(parse_state(state_text(run, _DRAFT), DRAFT), data)
     draft = parse_state(state_text(run, _DRAFT, pin), DRAFT)
-    proposal = proposed(draft, groups, options, total_tokens=total_tokens)
+    proposal = proposed(draft, groups, options, total_tokens=total_tokens, local_steps=local_steps)
     figures: dict[str, dict[str, Any]] = {
         "config": {**_DRAFT["config"], "total_steps": draft.config.total_steps, **proposal.config},
         "merge": proposal.merge,

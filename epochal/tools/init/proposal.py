@@ -1,7 +1,9 @@
 """Sensible timers, batch sizes and local steps for a model, its data and its clients: what a new run may begin with.
 
-Rounds are made longer, by as many batches and local steps, until training is most of a round, or until they are long;
-then every timer has the time that the clients need, and a floor, because a limit that is never reached costs nothing.
+The local steps are the most that lose little, as measured (`epochal/tools/quality.py`), or those that are asked for.
+A step's tokens are made more until training is most of a round, at most up to the critical batch size
+(`epochal/tools/critical_batch.py`): a lost round of fewer tokens costs less. Then every timer has the time that the
+clients need, and a floor, because a limit that is never reached costs nothing.
 """
 
 import math
@@ -11,16 +13,27 @@ from dataclasses import dataclass
 from epochal.state.config.state_file import StateFile, dump_state, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import ClientGroup
+from epochal.tools.critical_batch import critical_batch_tokens
+from epochal.tools.plan.advice import advised
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
+from epochal.tools.plan.sizes import sizes_of
 from epochal.tools.plan.timers import SPARE, timer_notes
+from epochal.tools.quality import LOCAL_STEPS, loss_beside_one_machine, loss_of_local_steps, shown_loss
 
 TRAINING_PART = 0.8
 """Part of a round that training should take."""
 LONGEST_ROUND_S = 1800.0
 """Rounds are not made longer than this, so that a lost one costs at most half an hour."""
-FIRST_LOCAL_STEPS, MOST_LOCAL_STEPS = 8, 512
-"""DiLoCo (Douillard and others, 2023) found up to 500 local steps to cost little."""
+MOST_LOCAL_STEPS = 100
+"""A run has no more local steps unless they are asked for."""
+MOST_LOSS = 1.02
+"""Multiple of one machine's loss that a run's may be, as measured, unless its local steps are asked for."""
+HALF = 0.5
+"""A run that trains a smaller part of the time is proposed with a notice."""
+LEAST_ROUNDS = 20
+"""Rounds of a run of few tokens, before its batch is made larger."""
+TOLD_CHANGES = 4
 TOKENS_OF_A_LOCAL_STEP = 2048
 """A client's local step trains at least this many tokens."""
 LEAST_S = {
@@ -33,8 +46,6 @@ LEAST_S = {
 """The shortest timers that are proposed."""
 ROUNDS_OF_AN_EPOCH = 20
 LEAST_EPOCH_S = 3600
-MAX_LONGER = 12
-"""Maximum number of times that rounds are made twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +58,7 @@ class Proposal:
         blobs: fields of `[blobs]`.
         state: the state file with them.
         plan: how the run will go with them.
+        notice: what to know before it is taken, and what would change that; "" where clients train most of the time.
     """
 
     config: dict[str, int]
@@ -54,6 +66,7 @@ class Proposal:
     blobs: dict[str, int]
     state: StateFile
     plan: Plan
+    notice: str
 
 
 def proposed(
@@ -62,6 +75,7 @@ def proposed(
     options: PlanOptions | None = None,
     *,
     total_tokens: int | None = None,
+    local_steps: int | None = None,
 ) -> Proposal:
     """Return sensible values for a run with a draft's model, data and codec, and these clients.
 
@@ -70,6 +84,7 @@ def proposed(
         groups: the clients.
         options: as for `plan_run`.
         total_tokens: to be trained in all; None keeps the draft's `total_steps`.
+        local_steps: of a round, if they are asked for.
 
     Raises:
         InvalidInput: as `plan_run`, or for no tokens.
@@ -84,8 +99,9 @@ def proposed(
         "witness_nodes": 0,
         "global_batch_size_warmup_tokens": 0,
     }
-    state = _with(draft, config={**config, **_roomy(draft)}, merge={"local_steps": FIRST_LOCAL_STEPS})
-    found, batches, steps = _long_enough(state, groups, options)
+    steps = local_steps or chosen_local_steps(draft)
+    state = _with(draft, config={**config, **_roomy(draft)}, merge={"local_steps": steps})
+    found, batches = _long_enough(state, groups, options, total_tokens)
     sizes = {
         "global_batch_size_start": batches,
         "global_batch_size_end": batches,
@@ -93,7 +109,7 @@ def proposed(
     tokens = batches * found.sizes.tokens_per_batch
     if total_tokens is not None:
         sizes["total_steps"] = max(1, math.ceil(total_tokens / tokens))
-    state = _with(state, config=sizes, merge={"local_steps": steps})
+    state = _with(state, config=sizes)
     timers = _timers(state, groups, options, found)
     whole = {**config, **sizes, **timers}
     room = found.machines.coordinator_disk_bytes + found.machines.store_disk_bytes
@@ -101,23 +117,53 @@ def proposed(
     merge = {"local_steps": steps}
     state = _with(draft, config=whole, merge=merge, blobs=blobs)
     state = parse_state(dump_state(state), "the proposed state file")
-    return Proposal(whole, merge, blobs, state, plan_run(state, groups, options))
+    plan = plan_run(state, groups, options)
+    return Proposal(whole, merge, blobs, state, plan, _notice(state, groups, options, plan))
 
 
-def _long_enough(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> tuple[Plan, int, int]:
-    """Return a plan whose rounds are long enough, with its batches and local steps."""
+def chosen_local_steps(draft: StateFile) -> int:
+    """Return the largest measured number of local steps that loses little, else the one that loses least.
+
+    Their loss is that with the draft's codec and outer step beside one machine's.
+    """
+    allowed = [row.merge.local_steps for row in LOCAL_STEPS if row.merge.local_steps <= MOST_LOCAL_STEPS]
+
+    def loss(steps: int) -> float:
+        merge = draft.merge.model_copy(update={"local_steps": steps})
+        return loss_beside_one_machine(merge) or loss_of_local_steps(steps) or math.inf
+
+    return max((steps for steps in allowed if loss(steps) <= MOST_LOSS), default=min(allowed, key=loss))
+
+
+def _notice(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, plan: Plan) -> str:
+    if plan.training_part >= HALF:
+        return ""
+    changes = advised(state, groups, options, plan).suggestions[:TOLD_CHANGES]
+    told = [f"  - {one.change}: {one.faster:.2g} x the tokens/s, {shown_loss(one.loss)}" for one in changes]
+    lines = [f"clients of this run train {plan.training_part:.0%} of the time".replace("%", " %"), plan.bottleneck]
+    return "\n".join([": ".join(lines), *(["what would change it:", *told] if told else [])])
+
+
+def _long_enough(
+    state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, total_tokens: int | None
+) -> tuple[Plan, int]:
+    """Return a plan whose rounds are long enough, with its batches."""
+    steps, sizes = state.merge.local_steps, sizes_of(state, options.parameter_count)
     claims = sum(group.count * group.batches_per_round for group in groups)
-    batch_tokens = state.config.data_indices_per_batch * state.model.LLM.max_seq_len
-    each = max(1, math.ceil(FIRST_LOCAL_STEPS * TOKENS_OF_A_LOCAL_STEP / batch_tokens))
-    batches, steps = claims * each, FIRST_LOCAL_STEPS
-    for _ in range(MAX_LONGER):
-        sizes = {"global_batch_size_start": batches, "global_batch_size_end": batches}
-        found = plan_run(_with(state, config=sizes, merge={"local_steps": steps}), groups, options)
+    one_sample_each = claims * state.model.LLM.max_seq_len
+    most_tokens = steps * max(one_sample_each, critical_batch_tokens(sizes.parameter_count, total_tokens))
+    if total_tokens is not None:
+        most_tokens = min(most_tokens, total_tokens // LEAST_ROUNDS)
+    batches = claims * max(1, math.ceil(steps * TOKENS_OF_A_LOCAL_STEP / sizes.tokens_per_batch))
+    most = max(claims, most_tokens // sizes.tokens_per_batch)
+    batches = min(batches, most)
+    while True:
+        config = {"global_batch_size_start": batches, "global_batch_size_end": batches}
+        found = plan_run(_with(state, config=config), groups, options)
         is_done = found.parts["training"] >= TRAINING_PART * found.round_s
-        if is_done or 2 * steps > MOST_LOCAL_STEPS or 2 * found.round_s > LONGEST_ROUND_S:
-            return found, batches, steps
-        batches, steps = 2 * batches, 2 * steps
-    return found, batches, steps
+        if is_done or batches == most or 2 * found.round_s > LONGEST_ROUND_S:
+            return found, batches
+        batches = min(2 * batches, most)
 
 
 def _roomy(state: StateFile) -> dict[str, float]:

@@ -9,6 +9,7 @@ import tomli_w
 
 from epochal.state.config.schema import TokenSize
 from epochal.tools.init.choices import ChosenData, ChosenModel
+from epochal.tools.quality import loss_of_local_steps, shown_loss
 
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""
@@ -132,9 +133,14 @@ eps = 1e-8
 clip_grad_norm = 1.0
 
 [merge]
-local_steps = {merge["local_steps"]}                       # of each client in a round
+local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]))}
 codec = "{run.codec}"                          # of what clients send: docs/merging.md
 """
+
+
+def _price(local_steps: int) -> str:
+    loss, text = loss_of_local_steps(local_steps), "of each client in a round"
+    return text if loss is None else f"{text}; a small model: {shown_loss(loss)} beside one machine"
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Advice on making a run faster: each change is planned, and only those that help are shown.
+"""Advice on making a run faster: each change is planned, and has its price in loss; only those that help are shown.
 
 Changes are planned with fewer played clients, and compared with the unchanged plan of as many, so that all of them
 take about as long as the plan itself.
@@ -6,25 +6,31 @@ take about as long as the plan itself.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import ceil, isfinite
 
 from epochal.state.config.blob_place import GcsBlobs
-from epochal.state.config.state_file import MAX_LOCAL_STEPS, StateFile
+from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Link
+from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
+from epochal.tools.quality import LOCAL_STEPS, OF_CODEC, best_of_codec, loss_factor
 
 PLAYED_FOR_ADVICE = 64
 """Number of clients that are simulated for a change; of more, each represents several."""
 WORTH_TELLING = 1.05
 """Factor of the tokens per second from which a change is shown."""
+AS_FAST, BETTER = 0.95, 0.99
+"""A change that is at least as fast is shown, too, if its loss is at most this multiple."""
 MAX_SUGGESTIONS = 6
 LESS_CODECS = {"float32": ("int8", "int4", "sparse"), "int8": ("int4", "sparse"), "int4": ("sparse",), "sparse": ()}
-"""Codecs that send less, and learn about as much by `docs/benchmarks-quality.md`."""
-FACTORS = (2, 4, 8)
+LESS_UPDATES = {"exact": ("int8", "int4"), "int8": ("int4",), "int4": ()}
+"""Codecs and updates that send less."""
+LEAST_BATCH_FACTOR = 1.5
+"""Multiple of the batch up to the critical one from which that is proposed."""
 LINK_FACTOR = 4
 
-Change = tuple[str, StateFile, Sequence[ClientGroup], PlanOptions]
+Change = tuple[str, StateFile, PlanOptions]
 """A change in words, and what is planned with it."""
 
 
@@ -40,45 +46,69 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
     few = replace(options, most_played=min(options.most_played, PLAYED_FOR_ADVICE))
     before = found if found.played_count == found.client_count <= few.most_played else plan_run(state, groups, few)
     suggestions = []
-    for text, changed, clients, how in _changes(state, groups, few, found):
-        after = plan_run(changed, clients, how)
+    for text, changed, how in _changes(state, few, found):
+        after = plan_run(changed, groups, how)
         faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
-        if after.tokens_per_s and faster >= WORTH_TELLING:
+        loss = loss_factor(state.merge, changed.merge)
+        is_better = loss is not None and loss <= BETTER and faster >= AS_FAST
+        if after.tokens_per_s and (faster >= WORTH_TELLING or is_better):
             days = found.days / faster if isfinite(found.days) else after.days
-            suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster))
+            suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster, loss))
     suggestions.sort(key=lambda suggestion: -suggestion.faster)
     return replace(found, suggestions=tuple(suggestions[:MAX_SUGGESTIONS]))
 
 
-def _changes(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
-    idle = 1.0 - found.parts["training"] / found.round_s if found.kind != "nothing" else 0.0
+def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
     for codec in LESS_CODECS[state.merge.codec]:
-        is_sparse = codec == "sparse"
-        changed = _with(state, "merge", codec=codec, error_feedback=is_sparse or state.merge.error_feedback)
-        more = ", error_feedback = true" if is_sparse else ""
-        yield f'[merge] codec = "{codec}"{more}', changed, groups, options
-    if idle > 0.1:
-        yield from _longer_rounds(state, groups, options)
-    yield from _links(state, groups, options, found)
+        best = best_of_codec(codec, state.merge.local_steps)
+        if best is not None:
+            yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
+    for update in LESS_UPDATES[state.merge.update]:
+        yield _of_merge(state, options, {"update": update})
+    if found.kind != "nothing":
+        yield from _of_rounds(state, options, found)
+    yield from _links(state, options, found)
 
 
-def _longer_rounds(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Iterator[Change]:
+def _of_merge(state: StateFile, options: PlanOptions, values: dict[str, object]) -> Change:
+    changed = {name: value for name, value in values.items() if value != getattr(state.merge, name)}
+    return "[merge] " + ", ".join(map(_line, changed.items())), _with(state, "merge", **changed), options
+
+
+def _line(field: tuple[str, object]) -> str:
+    name, value = field
+    shown = f'"{value}"' if isinstance(value, str) else str(value).lower()
+    return f"{name} = {shown}"
+
+
+def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
+    """Yield rounds of other numbers of local steps, as measured, and steps of more tokens, each for as many tokens."""
     config, steps = state.config, state.merge.local_steps
-    for factor in FACTORS:
-        if steps * factor > MAX_LOCAL_STEPS:
-            return
-        sizes = {name: factor * getattr(config, name) for name in ("global_batch_size_start", "global_batch_size_end")}
-        changed = _with(_with(state, "merge", local_steps=steps * factor), "config", **sizes)
-        total = max(1, round(config.total_steps / factor))
-        text = (
-            f"rounds {factor} times as long: [merge] local_steps = {steps * factor}, [config] "
-            f"global_batch_size_start = {sizes['global_batch_size_start']}, "
-            f"global_batch_size_end = {sizes['global_batch_size_end']}, and total_steps = {total} for as many tokens"
-        )
-        yield text, changed, groups, options
+    for other in (row.merge.local_steps for row in LOCAL_STEPS):
+        if other != steps:
+            text, changed = _resized(state, other / steps, found.round_s)
+            yield f"[merge] local_steps = {other}, {text}", _with(changed, "merge", local_steps=other), options
+    round_tokens = config.global_batch_size_end * found.sizes.tokens_per_batch
+    most = critical_batch_tokens(found.sizes.parameter_count, config.total_steps * round_tokens)
+    factor = most * steps / round_tokens
+    if factor >= LEAST_BATCH_FACTOR:
+        text, changed = _resized(state, factor, found.round_s)
+        why = f"local steps of {most:,} tokens, the critical batch size (up to {MORE_STEPS:.0%} more for the same loss)"
+        yield f"{why.replace('%', ' %')}: {text}", changed, options
 
 
-def _links(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> Iterator[Change]:
+def _resized(state: StateFile, factor: float, round_s: float) -> tuple[str, StateFile]:
+    """Return rounds of a multiple of their batches, in words too; with as much time as they take at most."""
+    names = ("global_batch_size_start", "global_batch_size_end")
+    sizes = {name: max(1, round(factor * getattr(state.config, name))) for name in names}
+    if 2 * factor * round_s > state.config.max_round_train_time:
+        sizes["max_round_train_time"] = ceil(2 * factor * round_s)
+    total = max(1, round(state.config.total_steps / factor))
+    text = f"[config] {', '.join(map(_line, sizes.items()))}, and total_steps = {total} for as many tokens"
+    return text, _with(state, "config", **sizes, total_steps=total)
+
+
+def _links(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
     if found.limit != "server":
         return
     in_store = state.blobs.store is not None
@@ -87,11 +117,11 @@ def _links(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions
     rate = f"{link.up_bytes_per_s * 8 / 1e6:g} Mbit/s"
     what = "the object store" if in_store else "the coordinator"
     links = replace(options.links, **({"store": link} if in_store else {"coordinator": link}))
-    yield f"a link of {what} {LINK_FACTOR} times as fast ({rate})", state, groups, replace(options, links=links)
+    yield f"a link of {what} {LINK_FACTOR} times as fast ({rate})", state, replace(options, links=links)
     if not in_store:
         store = GcsBlobs(bucket_name="any")  # which one does not matter: nothing is opened
         stored = state.model_copy(update={"blobs": state.blobs.model_copy(update={"store": store})})
-        yield "results in an object store ([blobs] store), whose link is not the limit", stored, groups, options
+        yield "results in an object store ([blobs] store), whose link is not the limit", stored, options
 
 
 def _with(state: StateFile, table: str, **values: object) -> StateFile:

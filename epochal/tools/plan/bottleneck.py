@@ -1,13 +1,14 @@
 """The bottleneck of a round, and its cause, as sentences."""
 
 from epochal.state.round_model import ClientGroup
-from epochal.tools.plan.figures import delivery_of, last_delivered
+from epochal.tools.plan.figures import last_delivered
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
+from epochal.tools.plan.timers import shown_s
 
 SHARED = 1.3
 """Multiple of the time that a transfer would take over the client's link alone, from which another link is to blame."""
 WORDS = {
-    "training": ("client", "is training by {}, and so no time is lost"),
+    "training": ("client", "is training by {}"),
     "data": ("client", "is waiting for data by {}, beyond the time of training"),
     "messages": ("latency", "are messages on their way, and their turn at the coordinator"),
     "waiting": ("client", "is waiting for clients that do not deliver in time"),
@@ -37,12 +38,16 @@ def bottleneck(parts: dict[str, float], played: PlayedRun, last: PlayedRound) ->
         case _:
             limit, words = WORDS[kind]
             words = words.format(_named(played.groups[last_delivered(last).group]))
-    return kind, limit, f"{100 * parts[kind] / round_s:.0f} % of a round ({_s(parts[kind])} of {_s(round_s)}) {words}"
+    return (
+        kind,
+        limit,
+        f"{100 * parts[kind] / round_s:.0f} % of a round ({shown_s(parts[kind])} of {shown_s(round_s)}) {words}",
+    )
 
 
 def _of_upload(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
     stages = last_delivered(last)
-    slowest, delivery = played.groups[stages.group], delivery_of(stages)
+    slowest, delivery = played.groups[stages.group], stages.delivered
     if delivery.sent_s - delivery.encoded_s > SHARED * delivery.alone_s:
         return "server", "is the upload of results over the servers' link, which all share"
     if slowest.round_trip_s * 2 > played.model.sizes.result_bytes / slowest.link.up_bytes_per_s:
@@ -67,7 +72,3 @@ def _of_downloads(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
 
 def _named(group: ClientGroup) -> str:
     return f"{group.name!r}" if group.name else "the slowest clients"
-
-
-def _s(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.2g} s"

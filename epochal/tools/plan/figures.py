@@ -12,7 +12,6 @@ from epochal.state.round_model import (
     MESSAGE_BYTES,
     PARTS,
     REPORT_BYTES,
-    Delivery,
     RoundModel,
 )
 from epochal.state.shown.critical_path import PartKind, path_through
@@ -24,17 +23,12 @@ from epochal.tools.plan.sizes import client_disk_bytes, client_memory_bytes
 PART_OF: dict[PartKind, str] = {
     "document": "messages",
     "replica": "download",
-    "download": "download",
-    "merge": "merge",
-    "data": "data",
     "train": "training",
     "encode": "encoding",
-    "upload": "upload",
-    "check": "check",
     "attest": "messages",
     "missing": "waiting",
 }
-"""The part of a plan to which each part of a round's time belongs."""
+"""The part of a plan to which each part of a round's time belongs, where it has another name."""
 OWN_TIMES = {
     "training": "train_s",
     "data": "data_s",
@@ -50,11 +44,11 @@ def path_of(found: PlayedRound) -> dict[str, float]:
     """Return the parts of a round along its critical path, which is that of the page's explanation."""
     rows = [_row(found, client_id, stages) for client_id, stages in found.stages.items()]
     total_s = found.ended_s - found.started_s
-    last_s = delivery_of(last_delivered(found)).verified_s - found.started_s
+    last_s = last_delivered(found).delivered.verified_s - found.started_s
     train_s = total_s if found.current.missing.pending else last_s
     parts = dict.fromkeys(PARTS, 0.0)
     for span in path_through(rows, train_s, total_s, rows):
-        parts[PART_OF[span.kind]] += span.seconds
+        parts[PART_OF.get(span.kind, span.kind)] += span.seconds
     stages = last_delivered(found)
     parts["update"] = min(parts["download"], stages.published_s - stages.heard_s)
     parts["download"] -= parts["update"]
@@ -93,13 +87,7 @@ def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigur
 def last_delivered(found: PlayedRound) -> Stages:
     """Return the stages of the client whose result was checked last, of those that count."""
     delivered = [found.stages[client_id] for client_id in found.current.results.verified]
-    return max(delivered, key=lambda stages: delivery_of(stages).verified_s)
-
-
-def delivery_of(stages: Stages) -> Delivery:
-    """Return what a client that has delivered did."""
-    assert stages.delivery is not None
-    return stages.delivery
+    return max(delivered, key=lambda stages: stages.delivered.verified_s)
 
 
 def applied_batches(played: PlayedRun, found: PlayedRound) -> float:

@@ -9,25 +9,17 @@ from typing import Any
 
 from epochal.state.round_model import PARTS
 from epochal.tools.plan.plans import GroupPlan, Plan
-from epochal.tools.plan.timers import shown_bytes
+from epochal.tools.plan.timers import shown_bytes, shown_s
+from epochal.tools.quality import shown_loss, source
 
 LEFT = 22
 BAR = 30
 WIDTH = 98
 SHOWN_PART = 0.001
 """Parts of a round below this are left out."""
-NAMES = {
-    "training": "training",
-    "data": "waiting for data",
-    "encoding": "encoding",
-    "upload": "upload",
-    "check": "check",
-    "update": "sum of results",
-    "download": "download of update",
-    "merge": "outer step",
-    "messages": "messages",
-    "waiting": "waiting",
-}
+NAMES = {part: part for part in PARTS} | {
+    "data": "waiting for data", "update": "sum of results", "download": "download of update", "merge": "outer step",
+}  # fmt: skip
 
 
 def plan_json(plan: Plan) -> str:
@@ -62,12 +54,14 @@ def _lines(plan: Plan) -> Iterator[str]:
             yield from _group(group)
         yield from _machines(plan)
         yield from _end(plan)
+        beside = f"{shown_loss(plan.loss)} beside one machine with the same tokens" if plan.loss else shown_loss(None)
+        yield _row("learning", f"{beside}; {source()}")
     yield ""
     yield _row("bottleneck", plan.bottleneck)
     for number, warning in enumerate(plan.warnings):
         yield _row("" if number else "warnings", f"- {warning}")
     for number, found in enumerate(plan.suggestions):
-        effect = f"{_days(found.days)}, rounds of {_s(found.round_s)}"
+        effect = f"{shown_loss(found.loss)}, {_days(found.days)}, rounds of {shown_s(found.round_s)}"
         if math.isfinite(found.faster):
             effect = f"{found.faster:.2g} x the tokens/s, {effect}"
         yield _row("" if number else "what to change", f"- {found.change}: {effect}")
@@ -75,21 +69,22 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 def _round(plan: Plan) -> Iterator[str]:
     yield ""
-    tokens = f"{plan.batches:,} batches, {plan.tokens:,.0f} tokens; {plan.tokens_per_s:,.0f} tokens/s"
-    yield _row("a round", f"{_s(plan.round_s)}: {tokens}")
+    tokens = f"{plan.batches:,} batches, {plan.tokens:,.0f} tokens; {plan.tokens_per_s:,.0f} tokens/s; "
+    tokens += f"clients train {_percent(plan.training_part)} of the time"
+    yield _row("a round", f"{shown_s(plan.round_s)}: {tokens}")
     for name in PARTS:
         seconds = plan.parts[name]
         share = seconds / plan.round_s
         if share >= SHOWN_PART:
             bar = "█" * round(share * BAR)
-            yield f"  {NAMES[name]:<{LEFT - 2}}{_s(seconds):>9} {100 * share:4.0f} %  {bar}".rstrip()
+            yield f"  {NAMES[name]:<{LEFT - 2}}{shown_s(seconds):>9} {100 * share:4.0f} %  {bar}".rstrip()
 
 
 def _group(plan: GroupPlan) -> Iterator[str]:
     yield ""
     yield _row("each client of", f"{plan.group.name or 'the clients'}")
     shown = ("training", "upload", "check", "update", "download", "merge", "waiting")
-    own = f"{plan.batches:,.4g} batches: " + ", ".join(f"{NAMES[name]} {_s(plan.parts[name])}" for name in shown)
+    own = f"{plan.batches:,.4g} batches: " + ", ".join(f"{NAMES[name]} {shown_s(plan.parts[name])}" for name in shown)
     yield _row("  a round", own)
     yield _row("  bytes", f"sends {shown_bytes(plan.sent_bytes)}, receives {shown_bytes(plan.received_bytes)}")
 
@@ -110,9 +105,9 @@ def _machines(plan: Plan) -> Iterator[str]:
 
 def _end(plan: Plan) -> Iterator[str]:
     yield ""
-    between = "" if plan.between_epochs_s is None else f", {_s(plan.between_epochs_s)} from one to the next"
+    between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} from one to the next"
     epochs = "1 epoch" if plan.epochs == 1 else f"{plan.epochs:,} epochs"
-    yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {_s(plan.warm_up_s)} until the first round")
+    yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round")
 
 
 def _row(name: str, text: str) -> str:
@@ -120,12 +115,6 @@ def _row(name: str, text: str) -> str:
     wrapped = textwrap.wrap(text, WIDTH, subsequent_indent="  " if text.startswith("- ") else "") or [""]
     lines = [f"{name:<{LEFT}}{wrapped[0]}", *(" " * LEFT + line for line in wrapped[1:])]
     return "\n".join(line.rstrip() for line in lines)
-
-
-def _s(seconds: float) -> str:
-    if seconds >= 100:
-        return f"{seconds:,.0f} s"
-    return f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
 
 
 def _percent(part: float) -> str:
@@ -139,4 +128,4 @@ def _days(days: float) -> str:
         return f"{days:,.3g} days"
     if days * 24 >= 1:
         return f"{days * 24:.3g} hours"
-    return f"{days * 1440:.2g} minutes" if days * 1440 >= 1 else _s(days * 86_400)
+    return f"{days * 1440:.2g} minutes" if days * 1440 >= 1 else shown_s(days * 86_400)

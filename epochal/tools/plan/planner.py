@@ -21,6 +21,7 @@ from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import MAX_CLIENTS
 from epochal.tools.plan.sizes import sizes_of
 from epochal.tools.plan.timers import timer_notes
+from epochal.tools.quality import loss_beside_one_machine
 
 SETTLING_ROUNDS = 11
 """Rounds until members' shares have grown and the time limit of rounds follows the rounds before."""
@@ -121,6 +122,7 @@ def _figures(
         kind=kind,
         limit=limit,
         warnings=(),
+        loss=loss_beside_one_machine(state.merge),
     )
 
 

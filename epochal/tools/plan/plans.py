@@ -62,6 +62,7 @@ class Suggestion:
         change: in words.
         round_s, tokens_per_s, days: of the plan with it.
         faster: tokens in a second with it, as a multiple of those without; planned with as few clients.
+        loss: with it, as a multiple of that without (`epochal/tools/quality.py`); None if that was not measured.
     """
 
     change: str
@@ -69,6 +70,7 @@ class Suggestion:
     tokens_per_s: float
     days: float
     faster: float
+    loss: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,7 @@ class Plan:
         kind: its part, as in `PARTS`, or "nothing" if the run goes no further.
         limit: what makes that part as long as it is: "client", "server", "latency" or "machine".
         warnings: what cannot hold, such as timers.
+        loss: as a multiple of that of one machine with the same tokens; None if that was not measured.
         suggestions: what to change, the most effective first.
     """
 
@@ -115,7 +118,15 @@ class Plan:
     between_epochs_s: float | None = None
     epochs: int = 0
     days: float = math.inf
+    loss: float | None = None
     suggestions: tuple[Suggestion, ...] = ()
+
+    @property
+    def training_part(self) -> float:
+        """The part of the clients' time that is training, on average."""
+        count = sum(plan.group.count for plan in self.groups)
+        trained_s = sum(plan.group.count * plan.parts["training"] for plan in self.groups)
+        return trained_s / (count * self.round_s) if count else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,12 @@ class Stages:
     delivery: Delivery | None = None
     attests_s: float | None = None
 
+    @property
+    def delivered(self) -> Delivery:
+        """The parts of a client that has delivered."""
+        assert self.delivery is not None
+        return self.delivery
+
 
 @dataclass(frozen=True, slots=True)
 class PlayedRound:
@@ -164,7 +170,7 @@ class PlayedRun:
                     assert before.round is not None
                     applied = self.run.work.batches_applied - before.work.batches_applied
                     ended = before.round, self._stages, applied
-                    results = [self._delivery_of(one).verified_s for one in before.round.results.verified]
+                    results = [self._stages[one].delivered.verified_s for one in before.round.results.verified]
                     self._published_s = self.model.published_s(max(results, default=self.now_s), self.now_s)
                     self.rounds.append(PlayedRound(instruction.step, self._started_s, self.now_s, *ended))
                 case _:
@@ -299,7 +305,7 @@ class PlayedRun:
         plan, (step, attempt) = current.tasks.plan, (current.number.step, current.number.attempt)
         results = current.results.verified
         count = sum(self.scale.result_copies[self._group_of[one]] for one in results)
-        last_s = max((self._delivery_of(one).verified_s for one in results), default=self.now_s)
+        last_s = max((self._stages[one].delivered.verified_s for one in results), default=self.now_s)
         report = Attestation(step, attempt, _digest(f"replica {step - 1}"), f"{plan.bits_of(set(results)):x}")
         for client_id in plan.witnesses:
             stages, group = self._stages[client_id], self.groups[self._group_of[client_id]]
@@ -307,11 +313,6 @@ class PlayedRun:
             stages.attests_s = from_s + self.model.listed_s(group, count)
             kept_s = stages.attests_s + self.model.reported_s(group, len(plan.witnesses))
             self._at(kept_s, stimuli.AttestationReceived(client_id, report))
-
-    def _delivery_of(self, client_id: ClientId) -> Delivery:
-        delivery = self._stages[client_id].delivery
-        assert delivery is not None
-        return delivery
 
     def _genesis(self) -> stimuli.GenesisProvided:
         size_bytes = self.model.sizes.checkpoint_bytes

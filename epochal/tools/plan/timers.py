@@ -15,8 +15,6 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Links, RunSizes
 from epochal.tools.plan.scenario import parse_clients
 
-DEFAULT_LINE = "100mbit/100mbit 40ms"
-"""A modest line, for which time limits are checked where no clients are described."""
 SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")
 """Timers that a state file must have below `config.epoch_time`."""
 SPARE = 1.25
@@ -50,8 +48,8 @@ def _note(state: StateFile, name: str, why: str, needed_s: float) -> TimerNote:
 
 
 def modest_clients(state: StateFile) -> tuple[ClientGroup, ...]:
-    """Return the clients for which a state file is checked without a description; they train in no time."""
-    group = parse_clients(f"{state.config.init_min_clients} x {DEFAULT_LINE} 1 tokens/s")
+    """Return the clients with modest lines for which a file is checked without a description; they train in no time."""
+    group = parse_clients(f"{state.config.init_min_clients} x 100mbit/100mbit 40ms 1 tokens/s")
     return (replace(group, tokens_per_s=math.inf, name=""),)
 
 
@@ -90,7 +88,7 @@ def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]
         who = "all clients together need" if together_s > alone_s else f"{_line(slowest)} needs"
         needed_s = max(alone_s, together_s)
         link = " over one link" if together_s > alone_s else ""
-        why = f"{who} {_seconds(needed_s)} to download a checkpoint of {shown_bytes(size_bytes)}{link}"
+        why = f"{who} {shown_s(needed_s)} to download a checkpoint of {shown_bytes(size_bytes)}{link}"
         if needed_s <= state.config.warmup_time:
             why += ", and has half of it once config.min_clients are ready"
         yield _note(state, "warmup_time", why, needed_s / FAIR_WARMUP_PART)
@@ -115,7 +113,7 @@ def _of_rounds(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup],
         is_known = math.isfinite(slowest.tokens_per_s)
         training = f"train {tokens * slowest.batches_per_round:,.0f} tokens, and " if is_known else "and "
         why = (
-            f"{_line(slowest)} needs {_seconds(delivered_s)} to fetch an update of {shown_bytes(sizes.update_bytes)}, "
+            f"{_line(slowest)} needs {shown_s(delivered_s)} to fetch an update of {shown_bytes(sizes.update_bytes)}, "
             f"{training}upload {result}, and what comes in the second half counts as late"
         )
         yield _note(state, "max_round_train_time", why, delivered_s / IN_TIME_PART)
@@ -129,7 +127,7 @@ def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGr
     if upload_s > turn_s:
         why = (
             f"a client has {turn_s:g} s of it before another one is asked, and {_line(slowest)} needs "
-            f"{_seconds(upload_s)} to upload a checkpoint of {shown_bytes(size_bytes)}"
+            f"{shown_s(upload_s)} to upload a checkpoint of {shown_bytes(size_bytes)}"
         )
         yield _note(state, "cooldown_time", why, upload_s * TURN_PARTS_OF_ANNOUNCED)
 
@@ -145,8 +143,9 @@ def _of_silence(state: StateFile, groups: Sequence[ClientGroup]) -> Iterator[Tim
         yield _note(state, "client_timeout_s", why, needed_s / SPARE)
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
+def shown_s(seconds: float) -> str:
+    """Return a time in words."""
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
 
 
 def _proposed(needed_s: float) -> int:

@@ -81,6 +81,20 @@ def test_file_fits_the_lines_of_the_clients(tmp_path: Path) -> None:
     assert slow.max_round_train_time > fast.max_round_train_time
 
 
+def test_run_that_hardly_trains_is_announced_before_its_files_are_named(tmp_path: Path) -> None:
+    slow = ("--clients", "2 x 8mbit/100kbit 300ms 1M tokens/s")
+    ran = run_main("init", str(tmp_path / "run"), *slow)
+    ran.expect(0, "what would change it:")
+    assert ran.out.startswith("clients of this run train ")
+    assert ran.out.index("what would change it:") < ran.out.index("wrote ")
+
+
+def test_local_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
+    run_main("init", str(tmp_path / "run"), "--local-steps", "100").expect(0)
+    assert state_in(tmp_path / "run").merge.local_steps == 100
+    assert "a small model: loss + 5.2 % beside one machine" in (tmp_path / "run" / "state.toml").read_text()
+
+
 def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> None:
     ran = run_main("init", str(tmp_path), "--access", "invitations")
     ran.expect(0, "--invitation ")

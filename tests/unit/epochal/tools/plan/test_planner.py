@@ -17,6 +17,7 @@ from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import parse_clients, parse_link
+from epochal.tools.quality import loss_factor
 from tests.support.data.states import state_file
 
 LIKE = "100mbit/20mbit 40ms 10k tokens/s"
@@ -185,11 +186,43 @@ def test_suggestions_say_what_planning_with_them_gives() -> None:
     changed = state.model_copy(update={"merge": state.merge.model_copy(update={"codec": "int8"})})
     after = plan_run(changed, groups, options)
     told = by_change['[merge] codec = "int8"']
+    assert told.loss == loss_factor(state.merge, changed.merge)
     assert (told.round_s, told.tokens_per_s) == (after.round_s, after.tokens_per_s)
     assert told.faster == pytest.approx(after.tokens_per_s / before.tokens_per_s)
     faster = [suggestion.faster for suggestion in found.suggestions]
     assert faster == sorted(faster, reverse=True)
-    assert min(faster) >= 1.05
+    assert all(suggestion.faster >= 1.05 or (suggestion.loss or 2) <= 0.99 for suggestion in found.suggestions)
+
+
+def test_each_suggestion_says_its_factor_and_its_price_measured_with_a_small_model() -> None:
+    state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(parameter_count=20_000_000)
+    found = advised(state, groups, options, plan_run(state, groups, options))
+    losses = {told.change.partition(",")[0]: told.loss for told in found.suggestions}
+    assert losses["[merge] local_steps = 100"] == pytest.approx(1.0395, abs=1e-3)
+    assert losses['[merge] codec = "sparse"'] == pytest.approx(1.041, abs=1e-3)
+    text = " ".join(plan_text(found).split())
+    assert "x the tokens/s, loss + 4.0 %," in text
+    assert "loss + 1.2 % beside one machine with the same tokens; measured with a small model" in text
+    (sparse,) = (told.change for told in found.suggestions if "sparse" in told.change)
+    assert sparse.endswith('mean = "senders", outer_lr = 1.0, outer_momentum = 0.0')
+
+
+def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
+    state, groups = run_of(2, 100, merge__local_steps=100), [parse_clients("2 x 1gbit/1gbit 1ms 10k tokens/s")]
+    options = PlanOptions(parameter_count=1000)
+    found = advised(state, groups, options, plan_run(state, groups, options))
+    (told,) = (told for told in found.suggestions if told.change.startswith("[merge] local_steps = 30,"))
+    assert told.loss == pytest.approx(1 / 1.0395, abs=1e-3)
+
+
+def test_batch_below_the_critical_one_is_advised_up_to_it() -> None:
+    state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(parameter_count=20_000_000)
+    found = advised(state, groups, options, plan_run(state, groups, options))
+    (told,) = (told for told in found.suggestions if "critical batch size" in told.change)
+    assert told.loss == 1.0
+    assert told.faster > 2
 
 
 def test_change_that_hardly_helps_is_not_told() -> None:
