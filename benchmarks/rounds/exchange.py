@@ -4,20 +4,16 @@ Rounds are those of real processes whose trainer computes nothing, so that all t
 uploads, checks, downloads, merges and digests.
 """
 
-import functools
-import hashlib
-import os
 import sys
 from collections.abc import Sequence
 
-from benchmarks.figures import Figure, median_ms
+from benchmarks.figures import Figure
 from benchmarks.plots import line_plot, value_plot
 from benchmarks.rounds.exchange_rounds import (
     Cell,
     Measured,
     Peak,
     bytes_a_parameter,
-    hashed_bytes_of,
     measured,
 )
 
@@ -26,30 +22,27 @@ COUNTS = (2, 4, 8)
 CODECS = ("float32", "int8", "int4", "sparse")
 PUBLISHED = {"INTELLECT-1": 1.0, "Streaming DiLoCo": 0.5, "SparseLoCo": 0.0273}
 """Bytes a parameter and synchronisation that others publish: arXiv 2412.01152, 2501.18512 and 2508.15706."""
-EARLIER_S = {(100, 2): 6.6, (50, 4): 13.3}
-"""Seconds a round before results were files and had codecs, with float32, by millions of parameters and clients."""
-FASTER = {"float32": 3, "int8": 6, "sparse": 15}
-"""How many times faster than those a codec is to be."""
+COMPARED = ((100, 2), (50, 4))
+"""Millions of parameters, and clients, with which every codec is measured."""
 CELLS = (
     *(Cell(millions, clients, "int4") for millions in (10, 50, 100) for clients in COUNTS),
     *(Cell(10, clients, "float32") for clients in COUNTS),
     *(Cell(50, clients, "float32", 2 if clients < 8 else 1) for clients in COUNTS),
     *(Cell(100, clients, "float32", 2 if clients < 4 else 1) for clients in COUNTS),
-    *(Cell(millions, clients, codec) for codec in ("int8", "sparse") for millions, clients in EARLIER_S),
+    *(Cell(millions, clients, codec) for codec in ("int8", "sparse") for millions, clients in COMPARED),
     Cell(50, 1, "int4", 1, is_joined=True),
     Cell(500, 2, "int4", 1, is_joined=True),
 )
-HASHED_BYTES = 64 * 1024 * 1024
-"""Size of the bytes by which the speed of SHA-256 is measured."""
 SMALL = (Cell(10, 2, "float32"), Cell(10, 2, "int4", is_joined=True))
 CLIENT_TARGET = "≤ 3.2 x M + 250 MB"
-COORDINATOR_TARGET = "≤ 250 MB"
+COORDINATOR_TARGET = "≤ 400 MB"
+DOWN_TARGET = "≤ 0.53 bytes a parameter"
 NOTES = (
     "M is the size of the model's parameters in float32. Peaks are of resident memory (VmHWM), which counts pages of "
     "mapped files, and the largest of all clients'. No trainer computes, so all the time of a round is the exchange's; "
-    "clients and coordinator share the machine. A client sends its result once a round, and receives each other "
-    "client's once. Files lie in the temporary folder (`TMPDIR`): a round is no faster than the disk. Each result is "
-    "hashed by its sender, the coordinator and every receiver, and each client hashes its new replica.",
+    "clients and coordinator share the machine. A client sends its result once a round, and receives the "
+    "round's update, int4 whatever the codec of results. Files lie in the temporary folder (`TMPDIR`): a round is no "
+    "faster than the disk.",
 )
 """What the page says of the figures."""
 
@@ -73,12 +66,18 @@ def _cell_figures(cell: Cell, found: Measured | None, float32_s: float | None) -
     if found is None:
         reason = f"needs {cell.disk_bytes / 1e9:.0f} GB of disk"
         return [Figure(f"a round: {cell.name}", None, "s", baseline_name=reason)]
-    earlier_s, faster = EARLIER_S.get((cell.millions, cell.clients)), FASTER.get(cell.codec)
-    target = f"≤ {earlier_s / faster:.2g} s" if earlier_s and faster else ""
     baseline = (float32_s, "the same with float32") if float32_s else (None, "")
     figures = [
-        Figure(f"a round: {cell.name}", found.round_s, "s", target, *baseline),
-        *([_hashing_figure(cell, found.round_s)] if target else []),
+        Figure(f"a round: {cell.name}", found.round_s, "s", "", *baseline),
+        Figure(
+            f"what a client receives of a round: {cell.name}",
+            found.received_bytes / cell.millions / 1e6,
+            "bytes a parameter",
+            DOWN_TARGET,
+            (cell.clients - 1) * bytes_a_parameter(cell.codec) or None,
+            "every other client's result",
+            4,
+        ),
         _memory_figure(f"a client's peak: {cell.name}", found.client, CLIENT_TARGET, cell),
         _memory_figure(f"the coordinator's peak: {cell.name}", found.coordinator, COORDINATOR_TARGET, cell),
     ]
@@ -89,18 +88,6 @@ def _cell_figures(cell: Cell, found: Measured | None, float32_s: float | None) -
         name = f"from a client's start to its first applied result: a checkpoint of {size}, {cell.name}"
         figures.append(Figure(name, found.joined_s, "s"))
     return figures
-
-
-def _hashing_figure(cell: Cell, round_s: float) -> Figure:
-    hashed_bytes = hashed_bytes_of(cell)
-    name = f"of it the time to hash its {hashed_bytes / 1e9:.1f} GB on {os.cpu_count()} cores"
-    return Figure(name, hashed_bytes / _hash_bytes_per_s() / (os.cpu_count() or 1), "s", "", round_s, "the round")
-
-
-@functools.cache
-def _hash_bytes_per_s() -> float:
-    data = bytes(HASHED_BYTES)
-    return HASHED_BYTES / median_ms(lambda: hashlib.sha256(data)) * 1000
 
 
 def _memory_figure(name: str, peak: Peak, target: str, cell: Cell) -> Figure:
@@ -118,9 +105,7 @@ def _plots(found: dict[Cell, Measured]) -> dict[str, str]:
             memory.setdefault(f"a client: {name}", []).append((cell.clients, one.client.total / MB))
             memory.setdefault(f"coordinator: {name}", []).append((cell.clients, one.coordinator.total / MB))
     return {
-        "exchange-bytes": value_plot(
-            sizes, "bytes a parameter and round that a client sends; it receives as many of each other"
-        ),
+        "exchange-bytes": value_plot(sizes, "bytes a parameter and round that a client sends"),
         "exchange-rounds": line_plot(lines, "clients", "seconds a round"),
         "exchange-memory": line_plot(memory, "clients", "peak memory (MB)"),
     }

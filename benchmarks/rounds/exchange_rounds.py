@@ -14,6 +14,10 @@ import numpy as np
 from benchmarks.process_usage import memory_bytes
 from benchmarks.rounds.bare_round import round_starts
 from benchmarks.servers import LONG, RUN_ID, coordinator_of
+from epochal.coordinator.machine.instructions import Instruction, TimesTold
+from epochal.coordinator.machine.records import Kept, replay
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.store.open import open_store_reader
 from epochal.state.errors import EpochalError
 from epochal.state.results import ResultHeader, result_of
 from epochal.tools.testnet.child_processes import Child
@@ -64,8 +68,10 @@ class Cell:
         result_bytes = int(self.millions * 1e6 * bytes_a_parameter(self.codec))
         steps = self.rounds + WARMING_ROUNDS + 1
         residuals = 2 * self.model_bytes if self.codec == "sparse" else 0
-        a_client = 4 * self.model_bytes + self.clients * result_bytes + residuals
-        return 2 * self.model_bytes + self.clients * (a_client + steps * result_bytes)
+        update_bytes = int(self.millions * 1e6 * bytes_a_parameter("int4"))
+        a_client = 4 * self.model_bytes + result_bytes + update_bytes + residuals
+        coordinator = 7 * self.model_bytes + steps * update_bytes  # checkpoint, two replicas, sum, updates
+        return coordinator + self.clients * (a_client + steps * result_bytes)
 
     @property
     def state(self) -> str:
@@ -100,15 +106,6 @@ def bytes_a_parameter(codec: str) -> float:
     return result_of(header, difference).size_bytes / difference["w"].size
 
 
-def hashed_bytes_of(cell: Cell) -> int:
-    """Return the size of what all processes of a run hash in a round.
-
-    These are a result at its sender, at the coordinator and at each receiver, and each client's new replica.
-    """
-    result_bytes = int(cell.millions * 1e6 * bytes_a_parameter(cell.codec))
-    return cell.clients * ((cell.clients + 1) * result_bytes + 2 * cell.model_bytes)
-
-
 @dataclass(slots=True)
 class Peak:
     """The peak of a process's memory, in bytes."""
@@ -127,6 +124,7 @@ class Measured:
 
     Attributes:
         round_s: median time of a round.
+        received_bytes: median of what a client received of a round.
         joined_s: from the start of the clients to their first applied results.
         start: memory of the coordinator until the clients start.
         client: memory of the client that had most.
@@ -134,6 +132,7 @@ class Measured:
     """
 
     round_s: float = 0.0
+    received_bytes: float = 0.0
     joined_s: float = 0.0
     start: Peak = field(default_factory=Peak)
     client: Peak = field(default_factory=Peak)
@@ -171,9 +170,22 @@ async def _measured(cell: Cell, folder: Path) -> Measured:
             task.cancel()
     starts, _ = await round_starts(str(process.run_dir))
     found.joined_s = starts[2] - started_s
+    found.received_bytes = await _received_bytes(str(process.run_dir))
     steps = range(WARMING_ROUNDS + 1, WARMING_ROUNDS + cell.rounds + 1)
     found.round_s = statistics.median(starts[step + 1] - starts[step] for step in steps)
     return found
+
+
+async def _received_bytes(store: str) -> float:
+    """Return the median of what clients say that they received of a round, from the journal in a store."""
+    received: list[int] = []
+
+    def watch(_run: Run, instructions: tuple[Instruction, ...], _kept: Kept) -> None:
+        received.extend(one.times.downloaded_bytes for one in instructions if isinstance(one, TimesTold))
+
+    async for segment in open_store_reader(store).journal.history():
+        replay(segment, watch)
+    return statistics.median([size for size in received if size])
 
 
 def _begin_peak_anew(process: int) -> None:
