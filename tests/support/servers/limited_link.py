@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 
 from tests.support.servers.raw_http import raw_server
 
-PIECE_BYTES = 2048
-MAX_HELD_PIECES = 4096
+PIECE_S = 0.02
+"""A piece is about what a link passes in this time: so long may a connection wait for another one's piece."""
+LEAST_PIECE_BYTES, MOST_PIECE_BYTES = 2048, 65_536
+MAX_HELD_BYTES = 64 * 1024**2
+"""Maximum size of what a direction of a connection holds back, for a receiver that is slower than its link."""
 
 
 @dataclass
@@ -28,6 +31,11 @@ class Bucket:
     bytes_per_s: float = 1e9
     passed_bytes: int = 0
     _free_at_s: float = 0.0
+
+    @property
+    def piece_bytes(self) -> int:
+        """Maximum size of a piece."""
+        return max(LEAST_PIECE_BYTES, min(MOST_PIECE_BYTES, int(self.bytes_per_s * PIECE_S)))
 
     def taken(self, size_bytes: int, now_s: float) -> float:
         """Return when so many bytes have passed, after all those that came before."""
@@ -65,21 +73,26 @@ async def _pass_on(
 ) -> None:
     loop = asyncio.get_running_loop()
     held: deque[tuple[float, bytes]] = deque()
-    changed = asyncio.Event()
-    is_over = False
+    changed, has_room = asyncio.Event(), asyncio.Event()
+    held_bytes, is_over = 0, False
 
     async def receive() -> None:
-        nonlocal is_over
+        nonlocal held_bytes, is_over
         with suppress(ConnectionError):
-            while len(held) < MAX_HELD_PIECES and (piece := await reader.read(PIECE_BYTES)):
+            while piece := await reader.read(min(bucket.piece_bytes for bucket in buckets)):
                 passed_s = max(bucket.taken(len(piece), loop.time()) for bucket in buckets)
                 held.append((passed_s + link.round_trip_s / 2, piece))
+                held_bytes += len(piece)
                 changed.set()
                 await asyncio.sleep(max(0.0, passed_s - loop.time()))
+                while held_bytes > MAX_HELD_BYTES:
+                    has_room.clear()
+                    await has_room.wait()
         is_over = True
         changed.set()
 
     async def send() -> None:
+        nonlocal held_bytes
         with suppress(ConnectionError):
             while held or not is_over:
                 if not held:
@@ -90,6 +103,8 @@ async def _pass_on(
                 await asyncio.sleep(max(0.0, due_s - loop.time()))
                 writer.write(piece)
                 await writer.drain()
+                held_bytes -= len(piece)
+                has_room.set()
         with suppress(ConnectionError, RuntimeError, OSError):
             writer.close()
 
@@ -102,7 +117,7 @@ async def limited_link(port: int, server: ServerBuckets) -> AsyncIterator[Limite
     link = LimitedLink()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answers, to_server = await asyncio.open_connection("127.0.0.1", port, limit=PIECE_BYTES)
+        answers, to_server = await asyncio.open_connection("127.0.0.1", port, limit=MOST_PIECE_BYTES)
         try:
             await asyncio.gather(
                 _pass_on(reader, to_server, (link.up, server.to_it), link),
@@ -114,6 +129,6 @@ async def limited_link(port: int, server: ServerBuckets) -> AsyncIterator[Limite
                 with suppress(ConnectionError):
                     await opened.wait_closed()
 
-    async with raw_server(relay, limit_bytes=PIECE_BYTES) as own_port:
+    async with raw_server(relay, limit_bytes=MOST_PIECE_BYTES) as own_port:
         link.url = f"http://127.0.0.1:{own_port}"
         yield link
