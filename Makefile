@@ -84,6 +84,9 @@ bench-scale: $(STAMP)  ## up to ten thousand members, replicas on PostgreSQL, fa
 	  || echo "there is no PostgreSQL for this machine and this Python: its rows say so"
 	$(BIN)/python -m benchmarks scale --write benchmarks-scale
 
+bench-goodput: $(STAMP)  ## how much of the members' time is training, behind limited links: a quarter of an hour on a quiet machine
+	$(BIN)/python -m benchmarks goodput --write benchmarks-goodput
+
 CHAOS := --seconds 180
 
 chaos: $(STAMP)  ## a real run whose processes, network, disk and clocks fail: CHAOS="--hours 2 --seed 7"

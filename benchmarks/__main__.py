@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks import resilience
 from benchmarks.figures import Figure, show
+from benchmarks.goodput import page as goodput
 from benchmarks.loading import ahead, http_ranges, packing, prepare, providers, tcp
 from benchmarks.report import explain, write
 from benchmarks.rounds import assignment, bare_round, commits, exchange, scale
@@ -64,7 +65,7 @@ DRAWN: dict[str, Callable[[], tuple[list[Figure], dict[str, str]]]] = {
     "exchange-small": exchange.measure_small,
 }
 """Benchmarks that also return plots of what they measured, by name."""
-WHOLE: dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]] = {"scale": scale.measure}
+WHOLE: dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]] = {"scale": scale.measure, **goodput.named()}
 """Benchmarks that return plots by name, and a text, too."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {
     "packing": packing.plots,
@@ -80,6 +81,7 @@ NOTES: dict[str, Sequence[str]] = {
     "quality": quality.NOTES,
     "codecs": codec_quality.NOTES,
     "scale": scale.NOTES,
+    **dict.fromkeys(goodput.named(), goodput.NOTES),
 }
 EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
 APART = (

@@ -21,6 +21,7 @@ FURTHER = {
     "benchmarks-exchange": "results and checkpoints between clients",
     "benchmarks-peer-training": "beside other systems that train",
     "benchmarks-scale": "thousands of members",
+    "benchmarks-goodput": "how much of the time is training",
     "benchmarks-resilience": "under attack",
 }
 """The other pages of figures, to which the main one links."""

@@ -5,7 +5,7 @@ import contextlib
 import resource
 import statistics
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,12 @@ from benchmarks.load import connections
 from benchmarks.rounds.joins import join_all
 from benchmarks.rounds.scale_members import Crowd, RawMember, check_sent
 from benchmarks.rounds.scale_serving import Serving, Used, serving
+from benchmarks.rounds.scale_wire import Exchange
 from benchmarks.servers import LONG, RUN_ID
 from epochal.coordinator_client.client_key import ClientKey
 from epochal.state.config.model_table import NgramConfig
 from epochal.state.errors import EpochalError
+from epochal.state.wire import ClientId
 from epochal.trainers.ngram.model import parameter_shapes
 from tests.support.data.states import state_text
 from tests.support.servers.postgres_server import PostgresServer
@@ -30,6 +32,8 @@ JOINED_AT_ONCE = 500
 ROUND_S = 120.0
 """Time for a round, after which a measurement is given up."""
 POLL_S = 0.002
+MemberKind = Callable[[Crowd, ClientId, str, int, Exchange], RawMember]
+"""Makes a member, as `RawMember` takes its arguments."""
 SMALLEST = NgramConfig(context=1, embedding=1, hidden=1)
 """Its results have about 3 KB."""
 
@@ -148,12 +152,14 @@ async def joined(serving: Serving, count: int) -> tuple[float, list[tuple[Client
     return all_s, list(zip(keys, tokens, strict=True))
 
 
-async def begin(serving: Serving, count: int, crowd: Crowd, members: list[RawMember]) -> float:
-    """Let so many members join and take part; return the seconds that their joins took."""
+async def begin(
+    serving: Serving, count: int, crowd: Crowd, members: list[RawMember], kind: MemberKind = RawMember
+) -> float:
+    """Let so many members of a kind join and take part; return the seconds that their joins took."""
     joined_s, found = await joined(serving, count)
     for number, (key, token) in enumerate(found):
         exchange = await crowd.addresses.connect(number)
-        members.append(RawMember(crowd, key.client_id, token, number, exchange))
+        members.append(kind(crowd, key.client_id, token, number, exchange))
         members[-1].start()
     return joined_s
 
@@ -168,28 +174,31 @@ async def reached(crowd: Crowd, step: int, within_s: float) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def measured(case: Case, folder: Path, server: PostgresServer | None = None) -> Measured:
+async def measured(
+    case: Case, folder: Path, server: PostgresServer | None = None, kind: MemberKind = RawMember
+) -> Measured:
     """Measure rounds. Raise `EpochalError` if they do not come about.
 
     Args:
         case: the members, and the coordinators.
         folder: an empty one, for all files.
         server: the database's, if the case has one.
+        kind: what each member does.
     """
     if not 1 <= case.members <= MAX_MEMBERS:
         raise EpochalError(f"{case.members} members; allowed: at least 1, at most {MAX_MEMBERS}")
     state = load_state(case.members, case.rounds)
     replicas = case.replicas or 1
     async with serving(state, folder, server if case.replicas else None, replicas) as served:
-        return await rounds_of(case, served)
+        return await rounds_of(case, served, kind)
 
 
-async def rounds_of(case: Case, served: Serving) -> Measured:
+async def rounds_of(case: Case, served: Serving, kind: MemberKind = RawMember) -> Measured:
     """Measure rounds of a new run, as `measured` does."""
     empty = served.used()
     first, last = WARMING_ROUNDS + 1, WARMING_ROUNDS + case.rounds + 1
     async with crowd_at(served) as (crowd, members):
-        joined_s = await begin(served, case.members, crowd, members)
+        joined_s = await begin(served, case.members, crowd, members, kind)
         began_s = time.time()
         await reached(crowd, first, ROUND_S * first)
         before, own_s = served.used(), time.process_time()

@@ -1,0 +1,1 @@
+"""The part of the members' time that is training, and what the rest is spent on."""
