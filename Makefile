@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
