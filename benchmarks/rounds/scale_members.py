@@ -164,10 +164,9 @@ class Crowd:
         assert head is not None
         roster: Roster = parse_document(Roster, await self._read("rosters", Sha256(head.roster_sha256)))
         work: WorkList = parse_document(WorkList, await self._read("work", Sha256(head.work_sha256)))
-        assert document.checkpoint is not None
-        at_checkpoint = document.checkpoint.step == head.step - 1
-        digest = document.checkpoint.replica_digest if at_checkpoint else sha256_hex(b"replica %d" % (head.step - 1))
-        return RoundOfAll(document, roster, work, self._parameters, Sha256(digest))
+        held = document.update or document.checkpoint
+        assert held is not None
+        return RoundOfAll(document, roster, work, self._parameters, held.replica_digest)
 
     async def _read(self, place: str, sha256: Sha256) -> bytes:
         if sha256 not in self._immutable:
@@ -185,6 +184,13 @@ class Crowd:
         """Give up what is under way."""
         for task in self._rounds.values():
             task.cancel()
+
+
+def _is_due(document: RunDocument) -> bool:
+    """Return whether a round trains, and its replica can be known: the update of the round before is made."""
+    if document.run_state is not RunState.ROUND_TRAIN or document.checkpoint is None:
+        return False
+    return document.update is not None or document.checkpoint.step == document.step - 1
 
 
 class RawMember:
@@ -237,8 +243,8 @@ class RawMember:
 
     def _polled(self, status: int, body: bytes) -> None:
         if status == 200:
-            self._seen = self._crowd.document(body)
-            if self._is_waiting:
+            before, self._seen = self._seen, self._crowd.document(body)
+            if self._is_waiting and (before is None or before.round != self._seen.round):
                 self._crowd.heard(self._seen)
             self._act(self._seen)
         elif status == 304:
@@ -267,7 +273,7 @@ class RawMember:
             self._ask("GET", f"{self._crowd.run}/rounds/{step}/outcome", b"", partial(self._read_outcome, document))
         elif document.run_state is RunState.WARMUP and document.checkpoint and self._ready_epoch != document.epoch:
             self._report_ready(document)
-        elif document.run_state is RunState.ROUND_TRAIN and self._round_key(document) != self._delivered:
+        elif _is_due(document) and self._round_key(document) != self._delivered:
             found = self._crowd.known_round(document)
             if found is None:
                 self._later(self._learn_and_deliver(document))
