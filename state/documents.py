@@ -177,7 +177,7 @@ class CheckpointRef(WireDocument):
 
     @property
     def purpose(self) -> str:
-        """What it is, for messages."""
+        """Its name in messages."""
         return f"the checkpoint of step {self.step}"
 
 
@@ -199,7 +199,7 @@ class UpdateRef(WireDocument):
 
     @property
     def purpose(self) -> str:
-        """What it is, for messages."""
+        """Its name in messages."""
         return f"the update of step {self.step}"
 
 

@@ -68,7 +68,7 @@ class UpdateRule:
 
 @dataclass(frozen=True, slots=True)
 class UpdateHeader:
-    """What an update's file says of it: whose it is, and how it is encoded.
+    """The header of an update's file: whose it is, and how it is encoded.
 
     Attributes:
         step: the step that it takes.

@@ -56,7 +56,7 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """What was asked for last, its file, and its parts as far as they have arrived."""
+    """The download under way: what is wanted, its file, and its parts as far as they have arrived."""
 
     named: CheckpointRef | UpdateRef
     file: SpoolFile

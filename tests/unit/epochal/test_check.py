@@ -234,13 +234,13 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
         "the model has 1,235,814,400 parameters: a checkpoint takes 9.89 GB, a client's result 4.94 GB, "
         "the results of 6 clients 29.66 GB",
         "blobs.max_total_bytes is 4294967296; allowed: at least 39546",
-        "for 6 clients write `max_total_bytes = 7909",
+        "for 6 clients write `max_total_bytes = 8036",
         "config.warmup_time is 30 s: a client with a line of 100/100 Mbit/s needs 791 s to download a checkpoint of "
         "9.89 GB; write `warmup_time = 2000`",
     )
     needed = int(ran.err.partition("allowed: at least ")[2].partition(",")[0])
     checked(tmp_path, state_text(**model, blobs__max_total_bytes=needed)).expect(
-        0, "2 rounds of 6 clients do not find room beside 2 checkpoints; write `max_total_bytes = 7909", "is valid"
+        0, "2 rounds of 6 clients do not find room beside 2 checkpoints; write `max_total_bytes = 8036", "is valid"
     )
     enough = int(ran.err.partition("write `max_total_bytes = ")[2].partition("`")[0])
     assert "max_total_bytes" not in checked(tmp_path, state_text(**model, blobs__max_total_bytes=enough)).err
@@ -248,13 +248,12 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     assert "max_total_bytes" not in checked(tmp_path, state_text(**small)).err
 
 
-SHORT = {"config__client_timeout_s": 1.5, "config__round_witness_time": 0.1}
+SHORT = {"config__client_timeout_s": 1.5}
 
 
 def test_check_warns_of_timers_that_modest_lines_break(tmp_path: Path) -> None:
     ran = checked(tmp_path, state_text(**SHORT))
     ran.expect(0, "note: ", "config.client_timeout_s is 1.5 s", "write `client_timeout_s = 2`", "is valid")
-    ran.expect(0, "config.round_witness_time is 0.1 s", "write `round_witness_time = 1`")
     assert "timeout" not in checked(tmp_path, state_text()).err
 
 

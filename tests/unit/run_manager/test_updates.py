@@ -84,7 +84,7 @@ async def test_clients_make_updates_themselves_while_the_coordinator_makes_none(
 
 
 @in_virtual_time
-async def test_clients_that_do_not_wait_make_the_bytes_that_the_coordinator_makes() -> None:
+async def test_clients_that_do_not_wait_make_the_same_bytes() -> None:
     async with simulated_run(state_file(config__total_steps=6, merge__update_wait_s=0.0), seed=0) as run:
         ends = await run.play(*[ClientSpec(trainer="numpy")] * 3)
         assert [end.replica_digest for end in ends] == [run.coordinator.run.models.updates[6].replica_digest] * 3

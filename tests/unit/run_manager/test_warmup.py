@@ -57,7 +57,7 @@ async def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
             raise SourceUnavailable("the data server is not up")
         return FaultyData()
 
-    async with simulated_run(state_file(), seed=0) as run:
+    async with simulated_run(state_file(config__total_steps=40), seed=0) as run:
         ends = await run.play(ClientSpec(), ClientSpec(open_provider=open_provider))
         assert len(opened) == 4
         assert ends[0].replica_digest == ends[1].replica_digest

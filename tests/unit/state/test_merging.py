@@ -149,7 +149,7 @@ def test_merge_of_an_encoded_update_is_that_of_its_values(codec: str) -> None:
     assert replica_digest(merged) == replica_digest(merge(replica, {"w": encoded.values()}, DILOCO))
 
 
-def test_merge_without_momentum_and_with_rate_one_ends_where_the_mean_leads() -> None:
+def test_merge_without_momentum_at_rate_one_ends_where_the_mean_leads() -> None:
     start, end = np.array([1.0, -2.0, 4.0], np.float32), np.array([0.5, -2.5, 4.0], np.float32)
     after = merge(replica_of(start, np.zeros(3, np.float32)), {"w": start - end}, OuterStep(1, 0))
     assert after.parameters["w"].tolist() == end.tolist()

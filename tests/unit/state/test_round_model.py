@@ -122,13 +122,13 @@ def model_over(links: Links = Links(), update: str = "int4", *, through_store: b
     return RoundModel(SIZES, links, COSTS, "int4", update, through_store=through_store, client_count=4)
 
 
-def test_update_is_fetched_in_the_time_of_its_bytes_by_any_number_of_clients() -> None:
+def test_update_is_fetched_in_the_time_of_its_bytes_by_any_number() -> None:
     for count in (1, 1000):
         (end_s,) = model_over().fetched_s([UpdateReader(GROUP, count, 10.0)])
         assert end_s - 10.0 == pytest.approx(GROUP.round_trip_s + SIZES.update_bytes / 1e6, rel=0.01)
 
 
-def test_update_over_one_link_of_the_coordinator_takes_as_long_as_all_copies_of_it() -> None:
+def test_update_over_one_link_takes_as_long_as_all_copies_of_it() -> None:
     (end_s,) = model_over(Links(Link(1e6, 1e6))).fetched_s([UpdateReader(GROUP, 8, 0.0)])
     assert end_s == pytest.approx(8 * SIZES.update_bytes / 1e6, rel=0.05)
 

@@ -87,7 +87,7 @@ async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.Log
         await check(service, 1)
 
 
-async def test_disk_that_is_too_full_for_the_sum_delays_the_update_and_nothing_else(
+async def test_disk_that_is_too_full_for_the_sum_delays_nothing_but_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(running_sum, "SUMMED_IN_MEMORY_BYTES", 0)
@@ -124,7 +124,7 @@ async def test_update_that_another_coordinator_makes_counts_once() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @in_virtual_time
-async def test_coordinator_that_is_killed_before_its_update_makes_it_when_it_is_back(seed: int) -> None:
+async def test_coordinator_killed_before_its_update_makes_it_when_it_is_back(seed: int) -> None:
     async with simulated_run(state_file(config__total_steps=6), seed=seed) as run:
         clients = [run.start(run.client(number, ClientSpec(trainer="numpy"))) for number in (1, 2, 3)]
         coordinator = run.coordinator

@@ -15,7 +15,7 @@ from epochal.tools.quality import (
 )
 
 
-def test_measured_rounds_have_the_price_of_their_row_and_others_one_between() -> None:
+def test_measured_rounds_have_the_price_of_their_row_others_one_between() -> None:
     for row in LOCAL_STEPS:
         assert loss_of_local_steps(row.merge.local_steps) == pytest.approx(row.ratio)
     first, last = LOCAL_STEPS[-2:]
@@ -31,7 +31,7 @@ def test_rounds_shorter_or_longer_than_measured_have_no_price() -> None:
     )
 
 
-def test_settings_of_a_codec_that_lose_least_are_priced_beside_those_of_the_run() -> None:
+def test_settings_of_a_codec_are_priced_beside_those_of_the_run() -> None:
     best = best_of_codec("sparse", 100)
     assert best is not None
     assert (best.merge.mean, best.merge.outer_lr, best.merge.outer_momentum) == ("senders", 1.0, 0.0)

@@ -51,7 +51,7 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_reference_runs_have_steps_that_lose_little_and_at_most_the_critical_batch(name: str) -> None:
+def test_reference_runs_lose_little_and_have_at_most_the_critical_batch(name: str) -> None:
     clients, parameters = REFERENCE[name]
     draft = state_file(model__LLM__max_seq_len=1024)
     options = PlanOptions(parameter_count=parameters, most_played=16)
@@ -73,7 +73,7 @@ def test_local_steps_that_are_asked_for_are_taken() -> None:
     }
 
 
-def test_run_that_trains_less_than_half_of_the_time_says_so_and_what_would_change_it() -> None:
+def test_run_that_trains_less_than_half_of_the_time_says_so_first() -> None:
     found = proposal("two with slow lines", 50_000_000)
     assert found.plan.training_part < 0.5
     first, second, *changes = found.notice.splitlines()

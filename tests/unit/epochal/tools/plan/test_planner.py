@@ -194,7 +194,7 @@ def test_suggestions_say_what_planning_with_them_gives() -> None:
     assert all(suggestion.faster >= 1.05 or (suggestion.loss or 2) <= 0.99 for suggestion in found.suggestions)
 
 
-def test_each_suggestion_says_its_factor_and_its_price_measured_with_a_small_model() -> None:
+def test_each_suggestion_says_its_factor_and_its_price() -> None:
     state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(parameter_count=20_000_000)
     found = advised(state, groups, options, plan_run(state, groups, options))
