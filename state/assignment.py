@@ -4,7 +4,8 @@ The roster is permuted: first the proven clients, by the round's assignment seed
 round's own seed. Each isolated interval goes whole to the first client in that order that has not failed on it and has
 nothing yet. Everyone else takes a contiguous part of the shared batches, in proportion to its share: integers by
 largest remainder, ties to the client that comes first in the permuted order, none above the ceiling of
-`state/share_ceiling.py`.
+`state/share_ceiling.py`. The coordinator makes the shares so that all end together; without isolated intervals they
+are the numbers of batches themselves.
 
 Where some of the clients are proven and others not, the others, whose keys cost nothing, get a quarter of the shared
 batches at most, whatever their number, and one of them at least; each of them counts alike, so that the seed gives
@@ -15,6 +16,7 @@ know a round's own seed before it begins, so nobody can choose keys that have th
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from epochal.state.documents import Roster, RosterEntry, WorkList
 from epochal.state.errors import InvalidInput
@@ -78,9 +80,20 @@ def proven_ahead(roster: Roster, work: WorkList, seed: Seed) -> DataAssignments:
     return {entry.client_id: assigned[entry.client_id] for entry in roster.clients if entry.proven}
 
 
+@lru_cache(maxsize=4)
+def order_of(seed: Seed, count: int) -> tuple[int, ...]:
+    """Return the positions of so many clients, sorted by client id, in the order that a seed gives them."""
+    return tuple(shuffled_positions(bytes.fromhex(seed), count, _ASSIGNMENT_DOMAIN)) if count else ()
+
+
+def for_newcomers(wanted: int, total: int) -> int:
+    """Return how many of the shared batches clients that are not proven get, if others are and they want so many."""
+    part, whole = NEWCOMERS_PART
+    return max(1, min(wanted, total * part // whole)) if wanted and total > 1 else 0
+
+
 def _permuted(entries: Sequence[RosterEntry], seed: Seed) -> list[RosterEntry]:
-    order = shuffled_positions(bytes.fromhex(seed), len(entries), _ASSIGNMENT_DOMAIN) if entries else ()
-    return [entries[position] for position in order]
+    return [entries[position] for position in order_of(seed, len(entries))]
 
 
 def _counts(sharing: Sequence[RosterEntry], total: int, ceiling: int | None) -> list[int]:
@@ -90,15 +103,14 @@ def _counts(sharing: Sequence[RosterEntry], total: int, ceiling: int | None) -> 
     new_count = len(sharing) - len(proven)
     if not proven or not new_count or total < 2:
         return apportion_below(shares, total, total, ceiling)
-    earned = total * (sum(shares) - sum(proven)) // sum(shares)
-    part, whole = NEWCOMERS_PART
-    for_newcomers = max(1, min(earned, total * part // whole))
-    counts = apportion_below(proven, total - for_newcomers, total, ceiling)
+    wanted = total * (sum(shares) - sum(proven)) // sum(shares)
+    for_others = for_newcomers(max(1, wanted), total)
+    counts = apportion_below(proven, total - for_others, total, ceiling)
     most = new_count * int(largest_part(counts, total, ceiling))
-    if for_newcomers > most:
-        for_newcomers = most
-        counts = apportion_below(proven, total - for_newcomers, total, ceiling)
-    groups = (iter(counts), iter(apportion([1] * new_count, for_newcomers)))
+    if for_others > most:
+        for_others = most
+        counts = apportion_below(proven, total - for_others, total, ceiling)
+    groups = (iter(counts), iter(apportion([1] * new_count, for_others)))
     return [next(groups[0 if entry.proven else 1]) for entry in sharing]
 
 

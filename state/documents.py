@@ -19,9 +19,7 @@ DOCUMENT_FORMAT = 1
 MAX_RUN_DOCUMENT_BYTES = 4096
 MAX_REASON_CHARS = 240
 MAX_SHARE = 1_000_000
-"""Maximum number of batches that a client may claim to take in a round."""
-SHARE_UNITS_PER_BATCH = 8
-"""Units of a roster's share for one claimed batch: fine enough for clients that have earned a part of it only."""
+"""Maximum number of batches that a client may claim to take in a round; such a claim bounds nothing."""
 MAX_ROSTER = 100_000
 
 HexId = Annotated[ClientId, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -44,12 +42,12 @@ class RosterEntry(WireDocument):
     """One client of a round.
 
     Attributes:
-        share: its share of the work, in units that only compare with those of the other clients.
+        share: its share of the work, in batches, beside those of the other clients; 0 for none in this round.
         proven: whether a result of it was applied before. If any client is proven, only such ones are witnesses.
     """
 
     client_id: HexId
-    share: Annotated[int, Field(ge=1, le=MAX_SHARE * SHARE_UNITS_PER_BATCH)]
+    share: Count
     proven: bool = True
 
 

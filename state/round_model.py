@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from epochal.state.documents import MAX_SHARE
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 
 PARTS = ("training", "data", "encoding", "upload", "check", "update", "download", "merge", "messages", "waiting")
@@ -71,7 +72,7 @@ class ClientGroup:
         link: of each.
         round_trip_s: seconds that a message and its answer take.
         tokens_per_s: tokens that each trains in a second.
-        batches_per_round: its claim (`epochal client --share`).
+        batches_per_round: the most batches that each takes in a round (`epochal client --share`).
         name: as it was written.
     """
 
@@ -79,7 +80,7 @@ class ClientGroup:
     link: Link
     round_trip_s: float
     tokens_per_s: float
-    batches_per_round: int = 1
+    batches_per_round: int = MAX_SHARE
     name: str = ""
 
 

@@ -9,9 +9,9 @@ from typing import Any, Self
 
 from epochal.coordinator.insight.figures import lowered_factors, parts_of
 from epochal.coordinator.insight.member_book import KnownMember, MemberBook
-from epochal.coordinator.machine.parts.member import Member, share_units
+from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.run import Run
-from epochal.state.documents import SHARE_UNITS_PER_BATCH
+from epochal.state.intervals import total_batches
 from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.wire import ClientId
@@ -92,10 +92,10 @@ def _row_of(
         trainer=member.trainer,
         ready=run.is_ready(member),
         in_roster=run.round is not None and member.client_id in run.round.tasks.plan.positions,
-        share=share_units(member) / SHARE_UNITS_PER_BATCH,
+        share=0 if run.round is None else total_batches(run.round.tasks.plan.assignments.get(member.client_id, ())),
         part=weights.parts.get(member.client_id, 0.0),
         factor=weights.factors.get(member.client_id),
-        claim=member.share,
+        claim=member.claim,
         missed=member.conduct.misses,
         last_miss=member.conduct.last_miss,
         rest_s=None if rest_s is None else round(rest_s, _PLACES),

@@ -11,6 +11,7 @@ from epochal.coordinator.machine.parts.member import NOT_READY, Joining, Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
 from epochal.coordinator.machine.parts.reliability import NEWCOMER
 from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from epochal.state.codecs.codecs_by_name import spoken_as
@@ -49,11 +50,12 @@ def join(run: Run, event: ClientJoined) -> Handled:
     member = Member(
         client_id=event.client_id,
         public_key=event.public_key,
-        share=event.capabilities.batches_per_round,
+        claim=event.capabilities.batches_per_round,
         trainer=event.capabilities.trainer,
         joining=Joining(event.nonce, event.instance, step),
         readiness=NOT_READY if before is None else before.readiness.of_next_process(is_same=is_same),
         conduct=known.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
+        speed=UNKNOWN if before is None else before.speed,
         name=event.name,
         software=event.software,
     )

@@ -8,9 +8,6 @@ clients that delivered before count here (the electorate): keys cost nothing, an
 not look like a limit that is too short. Newcomers themselves have as long again as the others took; but where a round
 has waited for them in vain, the next ones do not wait for them, for so long that this costs three percent of the time,
 and less each time that it is in vain again; until a newcomer delivers.
-
-A member that is slower than the others keeps its place with less work: whose result arrives in the second half of the
-limit gets no larger share for it, because twice the work could take twice the time, and come too late.
 """
 
 from statistics import median
@@ -38,8 +35,6 @@ MAX_WAIT_DOUBLINGS = 4
 """The multiple doubles with each further wait in vain, this often at most."""
 MAX_DOUBLINGS = 16
 """Maximum number of times that a time limit doubles which was too short."""
-IN_TIME_PART = 0.5
-"""Part of the time limit after which a result is late: its client's share does not grow."""
 
 
 def train_limit_s(pace: RunPace, most_s: float) -> float:
@@ -54,13 +49,6 @@ def train_limit_s(pace: RunPace, most_s: float) -> float:
 def elapsed_s(current: Round, clock: PhaseClock) -> float:
     """Return the seconds since the round under way began, without outages of the coordinator."""
     return (current.times.trained_s or 0.0) + clock.in_phase_s
-
-
-def is_late(clock: PhaseClock) -> bool:
-    """Whether a result that arrives now, in RoundTrain, is late: twice the work might not have arrived in time."""
-    if clock.phase_ends_s is None:
-        return False
-    return clock.in_phase_s > IN_TIME_PART * (clock.phase_ends_s - clock.phase_started_s)
 
 
 def only_newcomers_are_late(pace: RunPace, clock: PhaseClock, times: TrainTimes) -> bool:

@@ -5,23 +5,29 @@ expected, and again once nothing more is expected, when it is known what was los
 run as it is then (`coordinator/machine/work.py`); whatever changes meanwhile makes the provisional one wrong, and
 nothing else.
 
-As a round begins, before anything is known of it, its end is plain: all of its work is applied, and shares grow. Only
-what the next round depends on is computed then; `complete_look` computes everything, and a test compares the two.
+As a round begins, before anything is known of it, its end is plain: all of its work is applied, and each client was as
+fast as before. Only what the next round depends on is computed then; `complete_look` computes everything, and a test
+compares the two.
 """
 
 from dataclasses import replace
-from math import gcd
 
 from epochal.coordinator.machine.outcomes import settle_work
-from epochal.coordinator.machine.parts.member import most_share_units
+from epochal.coordinator.machine.parts.reliability import earned_by
 from epochal.coordinator.machine.parts.round import Ahead, Round
+from epochal.coordinator.machine.parts.speed import DEPARTED
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done
 from epochal.coordinator.machine.work import PlannedWork, plan_work, plan_work_for
-from epochal.state.documents import Roster, RosterEntry
+from epochal.state.intervals import total_batches
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId, document_digest
 
+FEW = 8
+"""The same next round stays named if at most one in so many clients took another time than was expected."""
+SOON_US = 1_000_000
+"""Microseconds that are added to a time with which another one is compared, so that very short ones are about alike."""
 _ANY_REPLICA = ""
 """In the place of a digest that is not known yet, and that everybody is expected to agree on."""
 
@@ -42,9 +48,20 @@ def looked_ahead(before: Run, after: Run) -> Run:
 def _is_as_expected(run: Run, current: Round) -> bool:
     """Whether a round for which a next one is named went as was expected, so that the same one would be named."""
     assigned = sum(1 for parts in current.tasks.plan.assignments.values() if parts)
-    if len(current.results.verified) < assigned or current.results.late:
+    if len(current.results.verified) < assigned or len(run.ready_members()) != len(current.tasks.roster.clients):
         return False
-    return len(run.ready_members()) == len(current.tasks.roster.clients)
+    unusual = sum(not _is_usual(run, current, client_id) for client_id in current.results.verified)
+    return unusual * FEW <= len(current.results.verified)
+
+
+def _is_usual(run: Run, current: Round, client_id: ClientId) -> bool:
+    """Whether a client's result came about when its speed says."""
+    member, times = run.members.by_id.get(client_id), current.arrivals.get(client_id)
+    if member is None or times is None or times.delivered_s is None or not member.speed.is_known:
+        return False
+    part, whole = DEPARTED
+    expected_us = member.speed.time_us(total_batches(current.tasks.plan.assignments[client_id]))
+    return whole * abs(round(1e6 * times.delivered_s) - expected_us) <= part * (expected_us + SOON_US)
 
 
 def _stage(run: Run) -> tuple[int, int, int, RunState, bool] | None:
@@ -67,7 +84,7 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
         run: in RoundTrain, whose ready members are the round's clients; without suspects.
         current: the round.
     """
-    roster = _grown_roster(run, current)
+    clients = _as_expected(run, current)
     batches_applied = run.work.batches_applied + current.tasks.work.batch_count()
     after = replace(
         run,
@@ -75,33 +92,21 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
         progress=replace(run.progress, step=run.progress.step + 1, attempt=0),
         work=replace(run.work, batches_applied=batches_applied),
     )
-    if not current.missing.pending or steps_done(after) or len(roster.clients) < run.state_file.config.min_clients:
+    if not current.missing.pending or steps_done(after) or len(clients) < run.state_file.config.min_clients:
         return None
-    planned = plan_work_for(after, roster)
+    planned = plan_work_for(after, clients, current.tasks.seed)
     return _named(current, planned) if planned.work.intervals() else None
 
 
-def _grown_roster(run: Run, current: Round) -> Roster:
-    """Return the next roster if all of the work is applied; the present one itself if that is equal."""
-    assignments, electorate, clients = (
-        current.tasks.plan.assignments,
-        current.tasks.plan.electorate,
-        current.tasks.roster.clients,
-    )
-    units, proven = [], []
-    for entry in clients:
-        member, has_work = run.members.by_id[entry.client_id], bool(assignments[entry.client_id])
-        most = most_share_units(member)
-        grows = has_work or entry.client_id in electorate
-        units.append(min(member.conduct.grown(most) if grows else member.conduct.earned, most))
-        proven.append(has_work or member.is_proven)
-    common = gcd(*units) or 1
-    shares = [unit // common for unit in units]
-    if shares == [entry.share for entry in clients] and proven == [entry.proven for entry in clients]:
-        return current.tasks.roster
-    named = zip(clients, shares, proven, strict=True)
-    entries = tuple(RosterEntry(entry.client_id, share, is_proven) for entry, share, is_proven in named)
-    return Roster(entries, current.tasks.roster.ceiling)
+def _as_expected(run: Run, current: Round) -> list[Sharing]:
+    """Return the clients of the round as they are once all of its work is applied."""
+    step, found = current.number.step, list[Sharing]()
+    for client_id, given in current.tasks.plan.assignments.items():
+        one = Sharing.of(run.members.by_id[client_id])
+        if given:
+            one = one._replace(earned=earned_by(total_batches(given)), is_proven=True, last_step=step)
+        found.append(one)
+    return found
 
 
 def complete_look(run: Run, current: Round) -> Ahead | None:
@@ -114,7 +119,7 @@ def complete_look(run: Run, current: Round) -> Ahead | None:
     after, _ = settle_work(run, delivered, expected, None)
     if steps_done(after) or len(after.ready_members()) < run.state_file.config.min_clients:
         return None
-    planned = plan_work(after)
+    planned = plan_work(after, current.tasks.seed)
     return _named(current, planned) if planned.work.intervals() else None
 
 

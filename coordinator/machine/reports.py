@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from epochal.coordinator.machine.instructions import Instruction, TimesTold
-from epochal.coordinator.machine.pace import elapsed_s, is_late
+from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Handled, Run
@@ -85,7 +85,7 @@ def _judged(current: Round, clock: PhaseClock, client_id: ClientId, verdict: Che
         missing = missing.no_longer((client_id,), current.tasks.plan.electorate)
         return current.with_parts(missing.with_rejected(client_id, verdict.rule or ""))
     took_s = elapsed_s(current, clock)
-    current = current.with_verified(client_id, verdict.replica_digest, verdict.norm, took_s, is_late=is_late(clock))
+    current = current.with_verified(client_id, verdict.replica_digest, verdict.norm, took_s)
     return current.with_arrival(client_id, delivered_s=took_s, check_ms=verdict.took_ms)
 
 

@@ -6,15 +6,16 @@ from dataclasses import replace
 from epochal.coordinator.machine.blame import DATA_FAILURES
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
-from epochal.coordinator.machine.parts.member import most_share_units
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers, remembered
 from epochal.coordinator.machine.parts.run_models import RunModels
+from epochal.coordinator.machine.parts.speed import Speed, delivered
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import StateFile
+from epochal.state.intervals import total_batches
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
 from epochal.state.wire import Blake3, ClientId
 
@@ -22,7 +23,7 @@ from epochal.state.wire import Blake3, ClientId
 def with_conduct(
     run: Run, current: Round, applied: frozenset[ClientId], agreed: Blake3 | None
 ) -> tuple[RunMembers, tuple[SentToRest, ...]]:
-    """Return the members with the conduct of everyone in the round that ends now, and who is sent to rest.
+    """Return the members with the conduct and speed of everyone in the round that ends now, and who is sent to rest.
 
     A client that delivered is not blamed for a round that was void or lost its result for lack of attestations.
 
@@ -41,7 +42,6 @@ def with_conduct(
     for client_id, assignment in current.tasks.plan.assignments.items():
         member = members.get(client_id)
         before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
-        most = before.earned if member is None else most_share_units(member)
         missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
         if _confirmed_suspicion(run.members, current, client_id, is_void=not applied):
             missed = None
@@ -51,30 +51,37 @@ def with_conduct(
             failure = current.missing.failures.get(client_id)
             lacks_data = failure is not None and failure.kind == "unavailable"
             longest_s = LONGEST_REST_WITHOUT_DATA_S if lacks_data else LONGEST_REST_S
-            after = before.with_miss(missed, run.clock.now_s, longest_s)
+            after = before.with_miss(missed, run.clock.now_s, longest_s, batches=total_batches(assignment))
+            after = replace(after, last_work_step=current.number.step)
         elif client_id in faults:
             after = before.with_bad_attestation(faults[client_id], run.clock.now_s)
         elif client_id in applied:
-            after = before.with_result(
-                before.earned if client_id in current.results.late else most, current.number.step
-            )
-        elif applied and not assignment and client_id in current.tasks.plan.electorate:
-            after = before.with_growth(most)  # too small a share for any work; it must be able to earn more
+            after = before.with_result(total_batches(assignment), current.number.step)
         else:
             after = before
         attested = current.witnessed.attestations.get(client_id)
         if attested is not None and applied and client_id not in faults:
             after = after.with_attestation() if not applied_bits & ~attested.received_bits() else after
-        if after is before:
+        speed = None if member is None else _speed_after(member.speed, current, client_id)
+        if after is before and (member is None or speed is member.speed):
             continue
-        if member is not None:
-            members[client_id] = replace(member, conduct=after)
+        if member is not None and speed is not None:
+            members[client_id] = replace(member, conduct=after, speed=speed)
         elif client_id not in run.members.ejected:
             departed = remembered(departed, client_id, after)
         rest_s = after.rest_s(run.clock.now_s)
         if rest_s is not None and not before.is_resting(run.clock.now_s):
             rests.append(SentToRest(client_id, rest_s, after.last_miss))
     return replace(run.members, by_id=members, departed=departed), tuple(rests)
+
+
+def _speed_after(before: Speed, current: Round, client_id: ClientId) -> Speed:
+    """Return the speed of a client after the round: the same value if the round holds no result of it."""
+    times = current.arrivals.get(client_id)
+    if times is None or times.delivered_s is None:
+        return before
+    batches = total_batches(current.tasks.plan.assignments[client_id])
+    return before.after(delivered(batches, times.delivered_s, times.committed_s, times.check_ms))
 
 
 def _miss(run: Run, current: Round, client_id: ClientId, reference: Blake3 | None) -> str | None:

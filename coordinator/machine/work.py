@@ -1,17 +1,18 @@
-"""The work of a round: who gets which batches.
+"""The work of a round: its batches, and its clients with their shares of these.
 
 Suspected batches (`coordinator/machine/blame.py`) go to one client each, then come carried batches, then new ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.parts.held_results import HeldResults
-from epochal.coordinator.machine.parts.member import roster_of
 from epochal.coordinator.machine.parts.round import Round, RoundNumber
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
 from epochal.state.intervals import BatchId, take_positions, total_batches
 from epochal.state.schedule import global_batch_size
@@ -29,25 +30,30 @@ class PlannedWork:
     cursor: int
 
 
-def plan_work(run: Run) -> PlannedWork:
-    """Return the work of the run's next round, for the ready members."""
-    return plan_work_for(run, roster_of(run.ready_members(), run.state_file.config.ceiling))
+def plan_work(run: Run, seed: Seed) -> PlannedWork:
+    """Return the work of the run's next round, for the ready members. Arguments as `plan_work_for` takes them."""
+    return plan_work_for(run, [Sharing.of(member) for member in run.ready_members()], seed)
 
 
-def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
-    """Return the work of the run's next round, for this roster.
+def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWork:
+    """Return the work of the run's next round, for these clients.
 
     The work list holds up to `global_batch_size` batches: suspects that are due, one client each; then carried work;
     then, until `last_step`, a fresh interval from the cursor.
+
+    Args:
+        run: between two rounds.
+        clients: of the next one.
+        seed: that orders its proven clients.
     """
     config = run.state_file.config
     draining = run.progress.step > run.last_step
     target = global_batch_size(config, run.tokens_applied)
 
-    isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in _due(run, len(roster.clients), draining=draining))
+    isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in _due(run, len(clients), draining=draining))
     shared: tuple[BatchId, ...] = ()
     carried, cursor = run.work.carried, run.work.cursor
-    if len(isolated) < len(roster.clients):
+    if len(isolated) < len(clients):
         room = max(0, target - total_batches(item.batch_id for item in isolated))
         taken = min(room, total_batches(carried))
         shared = take_positions(carried, 0, taken)
@@ -56,19 +62,21 @@ def plan_work_for(run: Run, roster: Roster) -> PlannedWork:
         if fresh:
             shared += (BatchId(cursor, cursor + fresh - 1),)
             cursor += fresh
+    roster = shared_roster(clients, total_batches(shared), config.ceiling, run.progress.step, seed)
     return PlannedWork(roster, WorkList(isolated, shared), carried, cursor)
 
 
 def begin_round(run: Run, seed: Seed) -> Run:
     """Return the run with its next round: roster of the ready members, work list, seed."""
-    planned, step = plan_work(run), run.progress.step
+    assignment_seed, step = run.work.next_assignment_seed or seed, run.progress.step
+    planned = plan_work(run, assignment_seed)
     tasks = RoundTasks(
         roster=planned.roster,
         work=planned.work,
         roster_sha256=document_digest(planned.roster),
         work_sha256=document_digest(planned.work),
         seed=seed,
-        assignment_seed=run.work.next_assignment_seed or seed,
+        assignment_seed=assignment_seed,
         cursor=planned.cursor,
         witness_nodes=run.state_file.config.witness_nodes,
     )

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from epochal.runtime.glossary import STATUS
 from epochal.runtime.visible_text import visible
+from epochal.state.documents import MAX_SHARE
 from epochal.state.intervals import counted_batches
 from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
@@ -186,7 +187,17 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     names_column = ("name",) * any(member.name for member in members)
     has_parts = any(member.part or member.factor is not None for member in members)
     part_column = ("part",) * has_parts
-    columns = ("client", *names_column, "state", "trainer", "share", *part_column, "last loss", *waits_column, "heard")
+    columns = (
+        "client",
+        *names_column,
+        "state",
+        "trainer",
+        "batches",
+        *part_column,
+        "last loss",
+        *waits_column,
+        "heard",
+    )
     for column in (*columns, *missed_columns):
         table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"), overflow="fold")
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
@@ -195,7 +206,8 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
             state = f"rests {member.rest_s:.0f} s"
         loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
         heard = f"{member.silent_s:.0f} s ago"
-        share, trainer = f"{member.share:g} of {member.claim}", Text(visible(member.trainer))
+        share = f"{member.share:g}" + (f", {member.claim} at most" if member.claim < MAX_SHARE else "")
+        trainer = Text(visible(member.trainer))
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
         waits = ("" if member.data_wait is None else f"{member.data_wait:.0%}",) * has_waits
         name = (Text(visible(member.name)),) * len(names_column)

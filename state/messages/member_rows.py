@@ -29,10 +29,10 @@ class MemberFigures(WireDocument):
         name, software, trainer: its own words; "" where it says nothing.
         ready: whether it holds the model and the run's data, and does not rest.
         in_roster: whether it has a part in the round under way.
-        share: its share of the work, in batches: the part of its claim that it has earned.
+        share: number of batches that it has in the round under way.
         part: of the batches of the round under way, those that it has; 0 to 1.
         factor: for how much its result counted in the last outcome, if that was for less than its batches; else None.
-        claim: the batches that it claims to take in a round.
+        claim: the most batches that it takes in a round, as it says; `MAX_SHARE` for as many as it is fast enough for.
         missed: missed rounds that it has not made up for.
         last_miss: why it missed a round last; "" if it has missed none.
         rest_s: seconds for which it still gets no work, because it missed too many rounds; None if it gets work.

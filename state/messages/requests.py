@@ -64,12 +64,12 @@ class Capabilities(WireDocument):
     """The abilities of a client.
 
     Attributes:
-        batches_per_round: its share of the work, relative to the others' shares.
+        batches_per_round: the most batches that it takes in a round; `MAX_SHARE` for as many as it is fast enough for.
         codecs: the codecs of results that it reads and writes, each with its format's version
             (`state/codecs/codecs_by_name.py`); a client that does not say so has `float32` alone.
     """
 
-    batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = 1
+    batches_per_round: Annotated[int, Field(ge=1, le=MAX_SHARE)] = MAX_SHARE
     trainer: ClientName = "numpy"
     protocol: Count = PROTOCOL_VERSION
     codecs: Annotated[tuple[CodecEntry, ...], Field(max_length=MAX_CODECS)] = ("float32/1",)

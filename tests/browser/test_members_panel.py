@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 MANY = 10_000
-COLUMNS = ("Member", "State", "Share", "Loss", "Results applied", "Results lost", "Version", "Id")
+COLUMNS = ("Member", "State", "Batches", "Loss", "Results applied", "Results lost", "Version", "Id")
 IN_SIGHT = ".grid-body .grid-row:not([hidden])"
 
 
@@ -59,7 +59,7 @@ async def test_table_shows_what_the_api_tells(browser: "Browser", run: ShownRun)
             row = shown[client_id]
             assert row["Member"] == (told["name"][place] or client_id[:12])
             assert row["State"] == ("in the round" if told["in_roster"][place] else "ready")
-            assert row["Share"] == f"{told['share'][place]:g}"
+            assert row["Batches"] == f"{told['share'][place]:g}"
             assert row["Loss"] == f"{told['last_loss'][place]:g}"
             assert row["Results applied"] == str(told["applied"][place]) == "3"
             assert row["Results lost"] == str(told["lost"][place])

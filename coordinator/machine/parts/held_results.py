@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from epochal.coordinator.machine.parts.persistent_map import Mapped, Members, added, joined, shared_set
+from epochal.coordinator.machine.parts.persistent_map import Mapped, added, joined, shared_set
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.weights import UsualNorm
 from epochal.state.wire import Blake3, ClientId, Sha256
@@ -21,7 +21,6 @@ class HeldResults:
         commitments: the result that each client is bound to.
         verified: the replica from which each held and checked result was trained, by client in order of arrival.
         norms: the length of each of those results.
-        late: the clients whose results arrived so late that more work might not have arrived in time.
         verified_bits: bit set of the clients with a verified result; not in snapshots (`Round`).
         digests: of the results that clients are bound to; not in snapshots.
     """
@@ -30,7 +29,6 @@ class HeldResults:
     commitments: Mapped[ClientId, ResultCommitment] = field(default_factory=dict)
     verified: Mapped[ClientId, Blake3] = field(default_factory=dict)
     norms: Mapped[ClientId, float] = field(default_factory=dict)
-    late: Members[ClientId] = frozenset()
     verified_bits: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
     digests: Annotated[AbstractSet[Sha256] | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
@@ -51,7 +49,3 @@ class HeldResults:
         bits = self.verified_bits | 1 << position
         verified, norms = added(self.verified, client_id, replica), added(self.norms, client_id, norm)
         return replace(self, verified=verified, norms=norms, verified_bits=bits)
-
-    def with_late(self, client_id: ClientId) -> "HeldResults":
-        """Return the results, of which this client's is late."""
-        return replace(self, late=joined(self.late, client_id))

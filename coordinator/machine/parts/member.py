@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import gcd
 
 from epochal.coordinator.machine.parts.reliability import NEWCOMER, Conduct
-from epochal.state.documents import SHARE_UNITS_PER_BATCH, Roster, RosterEntry
+from epochal.coordinator.machine.parts.speed import UNKNOWN, Speed
+from epochal.state.documents import Roster, RosterEntry
 from epochal.state.wire import ClientId
 
 
@@ -61,21 +61,23 @@ class Member:
     """A client that has joined.
 
     Attributes:
-        share: the batches that it claims to take in a round: an upper bound of what it is given.
+        claim: the most batches that it takes in a round, as it says.
         trainer: what computes there, as it says.
         joining: its last join.
         readiness: how far it is ready to train.
         conduct: how it did in the rounds so far.
+        speed: how long a round takes it.
         name, software: that it chose, and the version of its program; "" if it says neither.
     """
 
     client_id: ClientId
     public_key: str
-    share: int
+    claim: int
     trainer: str
     joining: Joining
     readiness: MemberReadiness = NOT_READY
     conduct: Conduct = NEWCOMER
+    speed: Speed = UNKNOWN
     name: str = ""
     software: str = ""
 
@@ -97,21 +99,7 @@ class Member:
         return has_all and not self.conduct.is_resting(now_s)
 
 
-def roster_of(members: Iterable[Member], ceiling: int | None = None) -> Roster:
-    """Return the roster of these members with the shares that they have earned, in lowest terms."""
+def roster_of(members: Iterable[Member]) -> Roster:
+    """Return the roster of these members, all of whom are alike, for a task that only one of them gets."""
     ordered = sorted(members, key=lambda member: member.client_id)
-    common = gcd(*(share_units(member) for member in ordered)) or 1
-    return Roster(
-        tuple(RosterEntry(member.client_id, share_units(member) // common, member.is_proven) for member in ordered),
-        ceiling,
-    )
-
-
-def most_share_units(member: Member) -> int:
-    """Return the share that a member claims, in a roster's units."""
-    return member.share * SHARE_UNITS_PER_BATCH
-
-
-def share_units(member: Member) -> int:
-    """Return the share of a member in the next roster: what it has earned, at most its claim."""
-    return min(member.conduct.earned, most_share_units(member))
+    return Roster(tuple(RosterEntry(member.client_id, 1, member.is_proven) for member in ordered))

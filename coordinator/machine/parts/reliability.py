@@ -1,17 +1,16 @@
-"""How a client did in the rounds so far, and what follows from it: its share of the work, and its rests.
+"""How a client did in the rounds so far, and what follows from it: a bound of its work, and its rests.
 
-Theory of operation. A client's share starts small, doubles with every result that is applied, up to its claim, and is
-halved by every round that it misses. Nobody waits for a client again and again: with `MISSES_BEFORE_REST` missed rounds
-it is sent to rest, which keeps it off the rosters for a while. After the rest one more missed round sends it back, for
-twice as long, while results that are applied make up for missed rounds and rests, a few for each.
+Theory of operation. How much work a client gets follows from its speed (`coordinator/machine/shares.py`), up to a
+bound: twice as much as it delivered last, and half as much as it missed last. Nobody waits for a client again and
+again: with `MISSES_BEFORE_REST` missed rounds it is sent to rest, which keeps it off the rosters for a while. After the
+rest one more missed round sends it back, for twice as long, while results that are applied make up for missed rounds
+and rests, a few for each.
 
 Attestations are counted apart, because they are due only in the rounds that elect the client as a witness.
 """
 
 from dataclasses import dataclass, replace
 
-NEWCOMER_SHARE_UNITS = 2
-"""Share with which a client starts: a quarter of a claim of one batch."""
 MISSES_BEFORE_REST = 3
 """Missed rounds, or rounds that suffered from the client's attestation, that send it to rest."""
 RESULTS_PER_MISS = 8
@@ -30,7 +29,7 @@ class Conduct:
     """How a client did in the rounds so far. The run remembers it after the client has left, while it is bad.
 
     Attributes:
-        earned: its share of the work in units, `SHARE_UNITS_PER_BATCH` of which are one claimed batch.
+        earned: the most batches that it gets in a round; 0 before its first one, in which it has a newcomer's part.
         missed: missed rounds that later results have not made up for, at most `MISSES_BEFORE_REST`.
         unattested: rounds that suffered from its attestation, or for lack of it, since its last proper one.
         delivered: results applied in a row that have not made up for anything yet.
@@ -38,9 +37,10 @@ class Conduct:
         rests_until_s: when its last rest ends, or has ended, on the run's clock.
         last_miss: why it missed a round last, in words.
         last_applied_step: the last step that applied a result of it.
+        last_work_step: the last step in which it had work.
     """
 
-    earned: int = NEWCOMER_SHARE_UNITS
+    earned: int = 0
     missed: int = 0
     unattested: int = 0
     delivered: int = 0
@@ -48,6 +48,7 @@ class Conduct:
     rests_until_s: float | None = None
     last_miss: str = ""
     last_applied_step: int | None = None
+    last_work_step: int = 0
 
     @property
     def is_good(self) -> bool:
@@ -67,21 +68,13 @@ class Conduct:
         """Whether the client is kept off the rosters."""
         return self.rests_until_s is not None and now_s < self.rests_until_s
 
-    def grown(self, most: int) -> int:
-        """Return twice the share, at most `most` units."""
-        return max(1, min(2 * self.earned, most))
-
-    def with_growth(self, most: int) -> "Conduct":
-        """Return it with twice the share, at most `most` units."""
-        return replace(self, earned=self.grown(most))
-
-    def with_result(self, most: int, step: int) -> "Conduct":
-        """Return it after a result of the client was applied in `step`; its share is at most `most` units."""
+    def with_result(self, batches: int, step: int) -> "Conduct":
+        """Return it after a result of the client over so many batches was applied in `step`."""
         delivered, missed = self.delivered + 1, self.missed
         if delivered >= RESULTS_PER_MISS:
             delivered, missed = 0, max(0, missed - 1)
         return Conduct(  # nearly every member's, once a round: `replace` would take several times as long
-            self.grown(most),
+            earned_by(batches),
             missed,
             self.unattested,
             delivered,
@@ -89,15 +82,27 @@ class Conduct:
             self.rests_until_s,
             self.last_miss,
             step,
+            step,
         )
 
     def with_attestation(self) -> "Conduct":
         """Return it after the client attested an outcome properly."""
         return replace(self, unattested=0) if self.unattested else self
 
-    def with_miss(self, reason: str, now_s: float, longest_s: float = LONGEST_REST_S) -> "Conduct":
-        """Return it after a missed round, at rest for at most `longest_s` if it was one too many."""
-        return replace(self, missed=min(self.missed + 1, MISSES_BEFORE_REST))._after_miss(reason, now_s, longest_s)
+    def with_miss(
+        self, reason: str, now_s: float, longest_s: float = LONGEST_REST_S, *, batches: int | None = None
+    ) -> "Conduct":
+        """Return it after a missed round, at rest for at most `longest_s` if it was one too many.
+
+        Args:
+            reason: why it missed it, in words.
+            now_s: seconds on the run's clock.
+            longest_s: the longest rest.
+            batches: that it had to do; None if it was another task.
+        """
+        earned = self.earned if batches is None else max(1, batches // 2)
+        missed = replace(self, earned=earned, missed=min(self.missed + 1, MISSES_BEFORE_REST))
+        return missed._after_miss(reason, now_s, longest_s)
 
     def with_bad_attestation(self, reason: str, now_s: float) -> "Conduct":
         """Return it after a round that suffered from its attestation, at rest if it was one too many."""
@@ -106,16 +111,21 @@ class Conduct:
         )
 
     def _after_miss(self, reason: str, now_s: float, longest_s: float) -> "Conduct":
-        halved = replace(self, earned=max(1, self.earned // 2), delivered=0, last_miss=reason[:MAX_REASON_CHARS])
-        if halved.misses < MISSES_BEFORE_REST:
-            return halved
-        rest_s = min(FIRST_REST_S * 2**halved.rests, longest_s)
+        after = replace(self, delivered=0, last_miss=reason[:MAX_REASON_CHARS])
+        if after.misses < MISSES_BEFORE_REST:
+            return after
+        rest_s = min(FIRST_REST_S * 2**after.rests, longest_s)
         return replace(
-            halved,
-            earned=min(halved.earned, NEWCOMER_SHARE_UNITS),
-            rests=min(halved.rests + 1, MAX_RESTS_COUNTED),
+            after,
+            earned=1,
+            rests=min(after.rests + 1, MAX_RESTS_COUNTED),
             rests_until_s=now_s + rest_s,
         )
+
+
+def earned_by(batches: int) -> int:
+    """Return the most batches that a client gets after it delivered so many."""
+    return 2 * batches
 
 
 NEWCOMER = Conduct()

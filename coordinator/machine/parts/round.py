@@ -83,7 +83,7 @@ class Round(Composed):
         witnessed: what its witnesses have attested.
         times: the times of its RoundTrain.
         ahead: the provisional next round; None if there is none.
-        arrivals: when each client's messages came, for `EndedRound`; not compared.
+        arrivals: when each client's messages came, from which its speed follows.
     """
 
     number: RoundNumber
@@ -93,7 +93,7 @@ class Round(Composed):
     witnessed: RoundWitnessed = field(default_factory=RoundWitnessed)
     times: TrainTimes = field(default_factory=TrainTimes)
     ahead: Ahead | None = None
-    arrivals: Mapped[ClientId, MessageTimes] = field(default_factory=dict, compare=False)
+    arrivals: Mapped[ClientId, MessageTimes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.results.verified_bits is None:
@@ -113,9 +113,7 @@ class Round(Composed):
         """Return the round waiting for these clients no longer."""
         return self.with_parts(self.missing.no_longer(clients, self.tasks.plan.electorate))
 
-    def with_verified(
-        self, client_id: ClientId, replica: Blake3, norm: float, elapsed_s: float, *, is_late: bool = False
-    ) -> "Round":
+    def with_verified(self, client_id: ClientId, replica: Blake3, norm: float, elapsed_s: float) -> "Round":
         """Return the round after a client's result was verified.
 
         Args:
@@ -123,14 +121,13 @@ class Round(Composed):
             replica: the digest of the replica from which it was trained.
             norm: its length.
             elapsed_s: seconds since the round's start.
-            is_late: whether twice the work might not have arrived in time.
         """
         plan = self.tasks.plan
         results = self.results.with_verified(client_id, replica, norm, plan.positions[client_id])
         missing = self.missing.no_longer((client_id,), plan.electorate).without_rejected(client_id)
         batches = total_batches(plan.assignments[client_id]) if client_id in plan.electorate else 0
         times = self.times.with_delivery(batches, plan.decisive_count, elapsed_s)
-        return self.with_parts(results.with_late(client_id) if is_late else results, missing, times)
+        return self.with_parts(results, missing, times)
 
     def expecting(self, elapsed_s: float) -> "Round":
         """Return the round with the times since when nothing more is expected; the same round if they are known."""

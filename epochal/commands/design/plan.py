@@ -22,8 +22,8 @@ def plan(
         typer.Option(
             metavar="CLIENTS",
             help="Clients that are alike: number, link to and from each, round trip, speed of training, as in "
-            '"16 x 100mbit/20mbit 40ms 90k tokens/s"; and the claim if it is not 1, as in "4 batches". Repeat for '
-            "others.",
+            '"16 x 100mbit/20mbit 40ms 90k tokens/s"; and the most batches that each takes, as in "4 batches". '
+            "Repeat for others.",
         ),
     ],
     coordinator: Annotated[

@@ -62,6 +62,7 @@ from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.client_names import MAX_CLIENT_NAME_CHARS, checked_client_name, software_version
 from epochal.state.codecs.codecs_by_name import SPOKEN
+from epochal.state.documents import MAX_SHARE
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.requests import Capabilities
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
@@ -130,8 +131,12 @@ ProcessesOption = Annotated[int | None, typer.Option(help="Processes of --mesh. 
 _BATCH_SIZE_HELP = f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}."
 BatchSizeOption = Annotated[int | None, typer.Option(help=_BATCH_SIZE_HELP)]
 ShareOption = Annotated[
-    int,
-    typer.Option(min=1, help="With 2, this client gets up to twice as many batches as one with 1, once it delivered."),
+    int | None,
+    typer.Option(
+        min=1,
+        max=MAX_SHARE,
+        help="Take at most so many batches in a round. Default: as many as this machine is fast enough for.",
+    ),
 ]
 InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one.")]
 TlsCaOption = Annotated[
@@ -170,7 +175,7 @@ def client(
     mesh: MeshOption = None,
     processes: ProcessesOption = None,
     batch_size: BatchSizeOption = None,
-    share: ShareOption = 1,
+    share: ShareOption = None,
     invitation: InvitationOption = None,
     tls_ca: TlsCaOption = None,
     insecure: InsecureDataOption = False,
@@ -198,7 +203,7 @@ def client(
     dependencies = replace(
         _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
     )
-    capabilities = Capabilities(batches_per_round=share, trainer=trainer, codecs=SPOKEN)
+    capabilities = Capabilities(batches_per_round=share or MAX_SHARE, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     show_permissions(permissions, data, log_format)
     run_to_end(_run(url, verify, profile, dependencies, leave_bound_s))

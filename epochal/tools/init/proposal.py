@@ -149,13 +149,13 @@ def _long_enough(
 ) -> tuple[Plan, int]:
     """Return a plan whose rounds are long enough, with its batches."""
     steps, sizes = state.merge.local_steps, sizes_of(state, options.parameter_count)
-    claims = sum(group.count * group.batches_per_round for group in groups)
-    one_sample_each = claims * state.model.LLM.max_seq_len
+    clients = sum(group.count for group in groups)
+    one_sample_each = clients * state.model.LLM.max_seq_len
     most_tokens = steps * max(one_sample_each, critical_batch_tokens(sizes.parameter_count, total_tokens))
     if total_tokens is not None:
         most_tokens = min(most_tokens, total_tokens // LEAST_ROUNDS)
-    batches = claims * max(1, math.ceil(steps * TOKENS_OF_A_LOCAL_STEP / sizes.tokens_per_batch))
-    most = max(claims, most_tokens // sizes.tokens_per_batch)
+    batches = clients * max(1, math.ceil(steps * TOKENS_OF_A_LOCAL_STEP / sizes.tokens_per_batch))
+    most = max(clients, most_tokens // sizes.tokens_per_batch)
     batches = min(batches, most)
     while True:
         config = {"global_batch_size_start": batches, "global_batch_size_end": batches}

@@ -1,7 +1,7 @@
 """`plan_run`: how a run will go before it starts: the time of a round and its parts, bytes, machines, days, bottleneck.
 
-The run is played in virtual time (`epochal/tools/plan/played_run.py`) until its members' shares have grown; the figures
-are medians of the rounds after that.
+The run is played in virtual time (`epochal/tools/plan/played_run.py`) until its members' work follows their speeds;
+the figures are medians of the rounds after that.
 """
 
 import math
@@ -24,7 +24,7 @@ from epochal.tools.plan.timers import timer_notes
 from epochal.tools.quality import loss_beside_one_machine
 
 SETTLING_ROUNDS = 11
-"""Rounds until members' shares have grown and the time limit of rounds follows the rounds before."""
+"""Rounds until members' shares follow their speeds and the time limit of rounds follows the rounds before."""
 MEASURED_ROUNDS = 4
 DAY_S = 86_400.0
 MOST_DELIVER = 0.9

@@ -8,7 +8,7 @@ for all clients at once (`state/round_model.py`) as soon as that is settled.
 import heapq
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
@@ -30,6 +30,7 @@ from epochal.state.messages.requests import (
     ResultCommitment,
     ResultMetrics,
 )
+from epochal.state.messages.round_times import milliseconds
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.round_model import ClientGroup, Delivery, RoundModel, UpdateReader, Workers
 from epochal.state.wire import ClientId, Seed, Sha256, client_id_of, sha256_hex
@@ -296,7 +297,11 @@ class PlayedRun:
                 self._stages[client.client_id].delivery = delivery
                 digest = _digest(f"result {client.public_key} {step} {attempt}")
                 report = ResultCommitment(step, attempt, digest, self.model.sizes.result_bytes, METRICS)
-                self._at(delivery.verified_s, stimuli.ResultReceived(client.client_id, report, verdict))
+                if not self.model.is_delivered:
+                    heard_s = delivery.committed_s - self.groups[client.group].round_trip_s / 2
+                    self._at(heard_s, stimuli.ResultReceived(client.client_id, report))
+                checked = replace(verdict, took_ms=milliseconds(delivery.verified_s - delivery.sent_s))
+                self._at(delivery.verified_s, stimuli.ResultReceived(client.client_id, report, checked))
 
     def _attest(self) -> None:
         """Let witnesses attest all results once they know them."""

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
 from epochal.state.config.state_file import Access, StateFile
 from epochal.state.election import witness_count
 from epochal.state.round_model import ClientGroup
@@ -65,8 +67,8 @@ class Scale:
             played_batches = max(1, round(batches / few))
             played_witnesses = max(played_witnesses, round(witnesses / few))
         else:
-            claims, result_copies = [group.batches_per_round for group in groups], copies
-            share = sum(map(int.__mul__, counts, claims)) / sum(map(int.__mul__, numbers, claims))
+            result_copies, speeds = copies, [group.tokens_per_s for group in groups]
+            share = np.dot(counts, speeds) / np.dot(numbers, speeds)
             played_batches = max(1, round(batches * share))
         return cls(
             counts=tuple(counts),

@@ -32,7 +32,7 @@ class UnclearClients(InvalidInput):
 
 
 def parse_clients(text: str, place: str = "the clients") -> ClientGroup:
-    """Return the clients that a text describes: number, link, round trip, tokens a second, and claim if it is not 1.
+    """Return the clients that a text describes: number, link, round trip, speed, and the most batches of each.
 
     Args:
         text: what is written.
@@ -53,7 +53,9 @@ def parse_clients(text: str, place: str = "the clients") -> ClientGroup:
     share, rest = _taken(_SHARE, rest)
     if rest.strip(" ,"):
         raise _wrong(
-            quoted, f"{rest.strip(' ,')!r} is not understood; allowed: {CLIENTS_FORM}, and a claim as in 4 batches"
+            quoted,
+            f"{rest.strip(' ,')!r} is not understood; allowed: {CLIENTS_FORM}, and the most batches of each in a "
+            "round, as in 4 batches",
         )
     if trained is None:
         raise _wrong(quoted, "it lacks how many tokens each trains in a second, as in 90k tokens/s")
@@ -63,7 +65,7 @@ def parse_clients(text: str, place: str = "the clients") -> ClientGroup:
     tokens_per_s = float(trained[1]) * {"": 1, "k": 1e3, "M": 1e6}[trained[2]]
     if tokens_per_s <= 0:
         raise _wrong(quoted, "0 tokens/s; allowed: a number above 0, as in 90k tokens/s")
-    claim = 1 if share is None else int(share[1])
+    claim = MAX_SHARE if share is None else int(share[1])
     if not 1 <= claim <= MAX_SHARE:
         raise _wrong(quoted, f"{claim} batches; allowed: 1 to {MAX_SHARE}")
     return ClientGroup(count, _link(quoted, found[3]), round_trip_s, tokens_per_s, claim, " ".join(text.split()))

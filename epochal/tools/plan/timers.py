@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
-from epochal.coordinator.machine.pace import IN_TIME_PART
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Links, RunSizes
@@ -97,26 +96,26 @@ def _of_warm_up(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]
 def _of_rounds(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup], links: Links) -> Iterator[TimerNote]:
     """Yield what RoundTrain lacks: in it clients fetch the last update, train, and upload."""
     config, result = state.config, f"a result of {shown_bytes(sizes.result_bytes)}"
-    claims = sum(group.count * group.batches_per_round for group in groups)
-    tokens = max(1.0, config.global_batch_size_end / claims) * sizes.tokens_per_batch  # or none at all
+    count = sum(group.count for group in groups)
+    tokens = max(1.0, config.global_batch_size_end / count) * sizes.tokens_per_batch
     server = links.store if state.blobs.store is not None else links.coordinator
-    together_s = sum(group.count for group in groups) * sizes.update_bytes / server.up_bytes_per_s
+    together_s = count * sizes.update_bytes / server.up_bytes_per_s
 
     def delivering_s(group: ClientGroup) -> float:
         fetching_s = max(together_s, sizes.update_bytes / group.link.down_bytes_per_s)
-        training_s = tokens * group.batches_per_round / group.tokens_per_s
+        training_s = tokens / group.tokens_per_s  # of an equal part, as in the first round
         return fetching_s + training_s + sizes.result_bytes / group.link.up_bytes_per_s + 4 * group.round_trip_s
 
     slowest = max(groups, key=delivering_s)
     delivered_s = delivering_s(slowest)
-    if delivered_s / IN_TIME_PART > config.max_round_train_time:
+    if delivered_s > config.max_round_train_time:
         is_known = math.isfinite(slowest.tokens_per_s)
-        training = f"train {tokens * slowest.batches_per_round:,.0f} tokens, and " if is_known else "and "
+        training = f"train {tokens:,.0f} tokens, and " if is_known else "and "
         why = (
             f"{_line(slowest)} needs {shown_s(delivered_s)} to fetch an update of {shown_bytes(sizes.update_bytes)}, "
-            f"{training}upload {result}, and what comes in the second half counts as late"
+            f"{training}upload {result}"
         )
-        yield _note(state, "max_round_train_time", why, delivered_s / IN_TIME_PART)
+        yield _note(state, "max_round_train_time", why, delivered_s)
 
 
 def _of_checkpoints(state: StateFile, sizes: RunSizes, groups: Sequence[ClientGroup]) -> Iterator[TimerNote]:

@@ -19,7 +19,7 @@ from epochal.run_manager.round_view import round_of
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import RoundHead, RunDocument
+from epochal.state.documents import MAX_SHARE, RoundHead, RunDocument
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
 from epochal.state.merging import OuterStep, merge
@@ -169,7 +169,7 @@ def commitment(head: RoundHead, data: bytes) -> ResultCommitment:
 
 
 @contextlib.asynccontextmanager
-async def all_by_hand(run: RealRun, count: int, claim: int = 1) -> AsyncIterator[list[ByHand]]:
+async def all_by_hand(run: RealRun, count: int, claim: int = MAX_SHARE) -> AsyncIterator[list[ByHand]]:
     """Yield members with keys from 1 on, which are heard all the time. Leaving the context does not withdraw them."""
     async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
         hands = [
@@ -189,7 +189,9 @@ async def _be_heard(hand: ByHand) -> None:
 
 
 @contextlib.asynccontextmanager
-async def joined_by_hand(run: RealRun, number: int, verify: bool | str = True, claim: int = 1) -> AsyncIterator[ByHand]:
+async def joined_by_hand(
+    run: RealRun, number: int, verify: bool | str = True, claim: int = MAX_SHARE
+) -> AsyncIterator[ByHand]:
     """Yield a member with the key of this number, which claims so many batches. Leaving does not withdraw."""
     async with await CoordinatorClient.connect(run.url, retry_policy(), verify) as api:
         hand = ByHand(api, number)

@@ -18,11 +18,9 @@ from epochal.data_providers.protocol import DatasetSpec, TokenBatch, dataset_fin
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.worker_thread import Worker
-from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import DataIds, total_batches
-from epochal.state.messages.requests import Capabilities
 from epochal.state.model.replica import parse_checkpoint
 from epochal.state.model.tensors import Float32Array
 from epochal.state.weights import number_of
@@ -53,20 +51,20 @@ class Attack:
     Attributes:
         count: number of dishonest members, of `CLIENTS`.
         scale: what they multiply their differences with.
-        share: the batches that each claims to take.
+        training_s: virtual seconds of a dishonest member's training.
     """
 
     name: str
     count: int
     scale: float
-    share: int = 1
+    training_s: float = TRAINING_S
 
 
 HONEST = Attack("all ten honest", 0, 1.0)
 FLIPPED = Attack("three of ten flip their signs", 3, -1.0)
 LONG = Attack("three of ten times 10", 3, 10.0)
 LONG_AND_FLIPPED = Attack("three of ten flipped, times 10", 3, -10.0)
-GREEDY = Attack("one of ten flipped, claiming a million", 1, -1.0, 1_000_000)
+GREEDY = Attack("one of ten flipped, a hundred times as fast", 1, -1.0, TRAINING_S / 100)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +116,13 @@ class ScalingTrainer(LearnerTrainer):
     """Takes its time, and multiplies its differences with a number."""
 
     scale = np.float32(1.0)
+    training_s = TRAINING_S
 
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
         trained = await super().train(plan, parameters, batches)
-        await asyncio.sleep(TRAINING_S)
+        await asyncio.sleep(self.training_s)
         return replace(trained, difference={name: values * self.scale for name, values in trained.difference.items()})
 
 
@@ -159,10 +158,10 @@ async def play(attack: Attack, state: StateFile, text: Text, seed: int = 7) -> P
             optimizer = state.model.LLM.optimizer
             trainer = ScalingTrainer(open_model(state.model.LLM.spec), optimizer, True, worker)  # type: ignore[arg-type]
             trainer.scale = np.float32(attack.scale if is_dishonest else 1.0)
+            trainer.training_s = attack.training_s if is_dishonest else TRAINING_S
             return trainer
 
-        claim = Capabilities(attack.share if is_dishonest else 1, "numpy", codecs=SPOKEN)
-        return ClientSpec(open_trainer=open_scaling, open_provider=open_provider, capabilities=claim)
+        return ClientSpec(open_trainer=open_scaling, open_provider=open_provider)
 
     async with simulated_run(state, seed) as run:
         misses: dict[ClientId, str] = {}

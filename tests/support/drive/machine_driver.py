@@ -12,14 +12,14 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
-from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS, Conduct
+from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.provisional_round import complete_look
 from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.views import document_of
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import SHARE_UNITS_PER_BATCH, CheckpointRef, RunDocument
+from epochal.state.documents import CheckpointRef, RunDocument
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.messages.blob_messages import CheckVerdict
@@ -137,16 +137,21 @@ class Driver:
             assert current.ahead == complete_look(self.run, current)
 
     def _check_roster(self) -> None:
-        """Check that each share is what was earned, within the claim, and that nobody who rests has any."""
-        entries = () if self.run.round is None else self.run.round.tasks.roster.clients
-        per_unit = set()
+        """Check that the shares are the batches, within their bounds if they allow, and that nobody rests."""
+        current = self.run.round
+        if current is None:
+            return
+        entries, bounds = current.tasks.roster.clients, []
         for entry in entries:
             member = self.run.members.by_id[entry.client_id]
             assert self.run.is_ready(member)
-            most = max(NEWCOMER_SHARE_UNITS, member.share * SHARE_UNITS_PER_BATCH)
-            assert 1 <= member.conduct.earned <= most
-            per_unit.add(entry.share / min(member.conduct.earned, most))
-        assert len(per_unit) <= 1, "in proportion"
+            bounds.append(min(member.claim, member.conduct.earned))
+        proven = [number for number, entry in enumerate(entries) if entry.proven]
+        if sum(bounds[number] for number in proven) > sum(entries[number].share for number in proven):
+            assert all(entries[number].share <= bounds[number] for number in proven)
+        if not current.tasks.work.isolated and len(proven) in (0, len(entries)):
+            counts = {one: total_batches(given) for one, given in current.tasks.plan.assignments.items()}
+            assert counts == {entry.client_id: entry.share for entry in entries}
 
     def pass_time(self, seconds: float) -> None:
         self.now_s += seconds

@@ -25,7 +25,7 @@ def _row(chance: random.Random, number: int) -> dict[str, Any]:
         "trainer": chance.choice(("torch", "numpy")),
         "ready": not is_new,
         "in_roster": number % 2 == 0,
-        "share": round(chance.uniform(0.1, 8), 2),
+        "share": chance.randrange(1, 9),
         "part": 0.001,
         "factor": 0.5 if number % 50 == 3 else None,
         "claim": 8,

@@ -20,7 +20,7 @@ from epochal.run_manager.round_view import usual_work
 from epochal.runtime.files.spool_part import SentBytes
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.codecs.codecs_by_name import SPOKEN
-from epochal.state.documents import Roster, RoundHead, RunDocument, WorkList
+from epochal.state.documents import MAX_SHARE, Roster, RoundHead, RunDocument, WorkList
 from epochal.state.errors import EpochalError, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.messages.requests import (
@@ -309,13 +309,13 @@ class Kind:
 
     Attributes:
         connection: changes what it says.
-        claim: the batches that it claims to take in a round.
+        claim: the most batches that it says it takes in a round.
         stays_s: range of the time for which it stays; None if it stays to the end.
         fresh_keys: whether it comes back with another key.
     """
 
     connection: type[Dishonest]
-    claim: int = 1
+    claim: int = MAX_SHARE
     stays_s: tuple[float, float] | None = None
     fresh_keys: bool = False
 

@@ -8,6 +8,7 @@ import { FATES, PARTS } from "../words.js";
 
 const ASK_EVERY_MS = 3_000;
 const ID = /^[0-9a-f]{32}$/;
+const ANY_SHARE = 1_000_000; // a claim that bounds nothing
 
 const CHANGING = ["at_s", "silent_s", "rest_s", "version"]; // with each answer: the tables are drawn when others do
 
@@ -104,7 +105,7 @@ function factsOf(row, { quarantined }) {
     ["Transferred", `${bytes(row.uploaded_bytes)} sent, ${bytes(row.downloaded_bytes)} received, as it says`],
   ];
   if (!row.left) {
-    facts.splice(3, 0, ["Share", `${digits(row.share, 3)} of the ${whole(row.claim)} that it claims; it carries ${percent(row.part)} of this round`]);
+    facts.splice(3, 0, ["Share", `${whole(row.share)} batches, ${percent(row.part)} of this round${row.claim < ANY_SHARE ? `; it takes ${whole(row.claim)} at most` : ""}`]);
     if (row.factor !== null) {
       facts.splice(4, 0, ["Counted", `Its last result for ${percent(row.factor)} of its weight: it was longer than usual, or more of the merge than one member may be`]);
     }

@@ -11,6 +11,7 @@ from epochal.coordinator.machine import (
     membership,
     pace,
     reports,
+    shares,
     stimuli,
     transitions,
 )
@@ -20,6 +21,7 @@ from epochal.coordinator.machine.parts import (
     run_identity,
     run_members,
     run_models,
+    speed,
     train_times,
 )
 from epochal.coordinator.machine.parts import reliability as conduct
@@ -42,7 +44,6 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
     },
     checkpoints: {"TURN_PARTS": 5, "TURN_PARTS_OF_ANNOUNCED": 2},
     conduct: {
-        "NEWCOMER_SHARE_UNITS": 2,
         "MISSES_BEFORE_REST": 3,
         "RESULTS_PER_MISS": 8,
         "FIRST_REST_S": 10.0,
@@ -61,12 +62,28 @@ BOUNDS: dict[ModuleType, dict[str, object]] = {
         "LIMIT_PER_LAST": 2.0,
         "SHORTEST_LIMIT_S": 3.0,
         "MAX_DOUBLINGS": 16,
-        "IN_TIME_PART": 0.5,
     },
     reports: {"BITS_PER_HEX_DIGIT": 4},
     run_identity: {"LINEAGE_CHARACTERS": 32},
     run_models: {"KEEP_CHECKPOINTS": 2},
     run_members: {"DELIVERED_LATELY_STEPS": 32, "MAX_DEPARTED": 4096},
+    shares: {
+        "NEWCOMERS_SHARE": 4,
+        "ROUNDS_PER_TURN": 32,
+        "PART_FOR_TURNS": (1, 2),
+        "ABOUT": (5, 4),
+        "NEARLY": (33, 32),
+    },
+    speed: {
+        "KEPT": 16,
+        "LATELY": 4,
+        "DEPARTED": (1, 8),
+        "SUDDENLY": (3, 2),
+        "UNLIKE": (1, 8),
+        "FEWEST_SLOPES": 3,
+        "LEAST_SLOPE": (1, 4),
+        "MAX_MS": 10**9,
+    },
     stimuli: {"RULES_VERSION": 1},
     train_times: {"MOSTLY": (1, 2)},
     transitions: {"DRAIN_ROUNDS": 3, "FAIR_WARMUP_PART": 0.5},
@@ -80,7 +97,7 @@ def test_bounds_of_the_machine_have_these_values(module: ModuleType) -> None:
 
 def test_client_that_nobody_knows_has_nothing_to_make_up_for() -> None:
     found = Conduct()
-    assert (found.earned, found.missed, found.unattested, found.delivered, found.rests) == (2, 0, 0, 0, 0)
+    assert (found.earned, found.missed, found.unattested, found.delivered, found.rests) == (0, 0, 0, 0, 0)
 
 
 def test_run_that_was_never_served_has_counted_nothing() -> None:

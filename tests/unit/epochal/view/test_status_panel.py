@@ -28,8 +28,8 @@ def status_of(member_count: int, loss: float | None) -> RunStatus:
         client_id=ClientId("ab" * 16),
         ready=True,
         in_roster=True,
-        share=0.25,
-        claim=1,
+        share=3,
+        claim=4,
         trainer="numpy",
         silent_s=0.4,
         last_loss=loss,
@@ -120,7 +120,7 @@ def test_status_shows_who_rests_and_for_what() -> None:
     console.print(status_panel(status))
     shown = console.export_text()
     assert "rests 10 s" in shown
-    assert "0.25 of 1" in shown
+    assert "3, 4 at most" in shown
     assert "its result was late\\x1b" in shown
     assert "clients 14/14 resting 1 " in status_line(status)
 

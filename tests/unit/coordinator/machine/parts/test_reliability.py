@@ -11,40 +11,37 @@ from epochal.coordinator.machine.parts.reliability import (
     MAX_RESTS_COUNTED,
     MISSES_BEFORE_REST,
     NEWCOMER,
-    NEWCOMER_SHARE_UNITS,
     RESULTS_PER_MISS,
     Conduct,
 )
-from epochal.state.documents import SHARE_UNITS_PER_BATCH
 
 
-def after_results(conduct: Conduct, count: int, most: int = SHARE_UNITS_PER_BATCH) -> Conduct:
+def after_results(conduct: Conduct, count: int, batches: int = 4) -> Conduct:
     for step in range(1, count + 1):
-        conduct = conduct.with_result(most, step)
+        conduct = conduct.with_result(batches, step)
     return conduct
 
 
-def after_misses(conduct: Conduct, count: int, now_s: float = 0.0) -> Conduct:
+def after_misses(conduct: Conduct, count: int, now_s: float = 0.0, batches: int = 4) -> Conduct:
     for _ in range(count):
-        conduct = conduct.with_miss("late", now_s)
+        conduct = conduct.with_miss("late", now_s, batches=batches)
     return conduct
 
 
-def test_newcomer_starts_with_a_quarter_of_a_claim_of_one_and_doubles() -> None:
-    shares = [after_results(NEWCOMER, count).earned / SHARE_UNITS_PER_BATCH for count in range(4)]
-    assert shares == [0.25, 0.5, 1, 1]
-    assert after_results(NEWCOMER, 40, most=100 * SHARE_UNITS_PER_BATCH).earned == 100 * SHARE_UNITS_PER_BATCH
+def test_member_may_get_twice_what_it_delivered_last() -> None:
+    assert NEWCOMER.earned == 0
+    assert [NEWCOMER.with_result(batches, 1).earned for batches in (1, 2, 7)] == [2, 4, 14]
 
 
-def test_each_miss_halves_the_share_and_leaves_something() -> None:
-    settled = after_results(NEWCOMER, 5, most=16)
-    assert [after_misses(settled, count).earned for count in range(6)] == [16, 8, 4, 2, 1, 1]
+def test_member_may_get_half_of_what_it_missed_last_and_one_batch_at_least() -> None:
+    settled = after_results(NEWCOMER, 5, batches=16)
+    assert [after_misses(settled, 1, batches=batches).earned for batches in (16, 5, 1)] == [8, 2, 1]
+    assert settled.with_miss("no checkpoint", 0.0).earned == settled.earned
 
 
-def test_share_of_who_is_sent_to_rest_is_at_most_a_newcomers() -> None:
-    settled = after_results(NEWCOMER, 30, most=8_000_000)
-    assert after_misses(settled, 2).earned == 2_000_000
-    assert after_misses(settled, 3).earned == NEWCOMER_SHARE_UNITS
+def test_member_that_is_sent_to_rest_starts_with_one_batch() -> None:
+    settled = after_results(NEWCOMER, 30, batches=1000)
+    assert [after_misses(settled, count, batches=1000).earned for count in (2, 3)] == [500, 1]
 
 
 def test_three_misses_send_to_rest_and_two_do_not() -> None:
@@ -107,27 +104,22 @@ def test_reason_of_a_miss_is_kept_and_bounded() -> None:
 
 
 @settings(max_examples=settings().max_examples * 2)
-@given(st.lists(st.sampled_from(["result", "miss", "bad", "proper", "unassigned"])), st.integers(1, 10**6))
-def test_share_stays_between_one_unit_and_the_claim_whatever_happens(events: list[str], claim: int) -> None:
-    conduct, most, now_s = NEWCOMER, claim * SHARE_UNITS_PER_BATCH, 0.0
-    for step, event in enumerate(events, 1):
+@given(st.lists(st.tuples(st.sampled_from(["result", "miss", "bad", "proper"]), st.integers(1, 10**6))))
+def test_conduct_stays_within_its_bounds_whatever_happens(events: list[tuple[str, int]]) -> None:
+    conduct, now_s, most = NEWCOMER, 0.0, 1
+    for step, (event, batches) in enumerate(events, 1):
+        most = max(most, 2 * batches)
         match event:
             case "result":
-                conduct = conduct.with_result(most, step)
+                conduct = conduct.with_result(batches, step)
             case "miss":
-                conduct = conduct.with_miss("late", now_s)
+                conduct = conduct.with_miss("late", now_s, batches=batches)
             case "bad":
                 conduct = conduct.with_bad_attestation("none", now_s)
-            case "proper":
-                conduct = conduct.with_attestation()
             case _:
-                conduct = conduct.with_growth(most)
+                conduct = conduct.with_attestation()
         now_s += 1.0
-        assert 1 <= conduct.earned <= most
+        assert 0 <= conduct.earned <= most
         assert 0 <= conduct.misses <= MISSES_BEFORE_REST
         assert 0 <= conduct.rests <= MAX_RESTS_COUNTED
         assert (conduct.rest_s(now_s) or 0.0) <= LONGEST_REST_S
-
-
-def test_growth_stays_within_the_bound_and_leaves_something() -> None:
-    assert [Conduct(earned=1).with_growth(most).earned for most in (0, 1, 2, 3)] == [1, 1, 2, 2]

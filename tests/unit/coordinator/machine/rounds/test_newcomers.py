@@ -15,7 +15,6 @@ from epochal.coordinator.machine.pace import (
     with_pace,
 )
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
-from epochal.coordinator.machine.parts.reliability import NEWCOMER_SHARE_UNITS
 from epochal.coordinator.machine.parts.round import Round
 from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import FailureReport
@@ -185,7 +184,7 @@ def test_outage_of_the_coordinator_is_no_time_without_waits() -> None:
     assert driver.run.pace.newcomers_from_s == before_s + outage_s
 
 
-def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
+def test_newcomer_without_work_stays_a_newcomer() -> None:
     driver = with_silent_newcomers(tuple(range(3, 40)))
     plan = driver.round.tasks.plan
     idle = [client_id for client_id, batches in plan.assignments.items() if not batches]
@@ -193,7 +192,7 @@ def test_newcomer_without_work_keeps_the_share_of_a_newcomer() -> None:
     deliver_all_but_newcomers(driver)
     driver.pass_time(TIME_FOR_NEWCOMERS_S)
     driver.attest(client(1), client(2))
-    assert {driver.run.members.by_id[client_id].conduct.earned for client_id in idle} == {NEWCOMER_SHARE_UNITS}
+    assert {driver.run.members.by_id[client_id].conduct.earned for client_id in idle} == {0}
 
 
 def test_every_newcomer_gets_its_turn() -> None:

@@ -11,11 +11,9 @@ from epochal.coordinator.machine.parts.reliability import (
     FIRST_REST_S,
     MISSES_BEFORE_REST,
     NEWCOMER,
-    NEWCOMER_SHARE_UNITS,
 )
 from epochal.coordinator.machine.parts.run_members import MAX_DEPARTED, remembered
 from epochal.state.codecs.codecs_by_name import SPOKEN
-from epochal.state.documents import SHARE_UNITS_PER_BATCH
 from epochal.state.errors import FailureKind
 from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import Capabilities, FailureReport, ResultCommitment
@@ -24,7 +22,7 @@ from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round
 
 LARGE = {"config__global_batch_size_start": 60, "config__global_batch_size_end": 60}
-"""State file of a run in which even the smallest share is a batch."""
+"""State file of a run in which everybody has several batches."""
 
 
 def misses(driver: Driver, *numbers: int) -> list[int]:
@@ -78,14 +76,14 @@ def join_claiming(driver: Driver, number: int, claim: int) -> None:
     driver.ready(client(number))
 
 
-def test_members_start_equal_and_reach_their_claims() -> None:
+def test_members_start_equal_and_keep_their_claims() -> None:
     driver = in_round(1, 2, config__total_steps=50, config__max_share=1.0)
     join_claiming(driver, 2, 3)
     counts = []
-    for _ in range(5):
+    for _ in range(3):
         counts.append([batch_counts(driver)[client(number)] for number in (1, 2)])
         driver.play_round()
-    assert counts == [[6, 6], [6, 6], [6, 6], [4, 8], [3, 9]]
+    assert counts == [[6, 6], [9, 3], [9, 3]]
 
 
 def test_newcomer_that_claims_a_million_gets_a_newcomers_part() -> None:
@@ -96,42 +94,49 @@ def test_newcomer_that_claims_a_million_gets_a_newcomers_part() -> None:
     driver.play_round()
     assert batch_counts(driver)[client(4)] == 1
     play_without(driver, 4)
-    assert driver.conduct(4).earned == NEWCOMER_SHARE_UNITS // 2
+    assert driver.conduct(4).earned == 1
 
 
-def test_member_too_small_for_any_work_grows_until_it_gets_some() -> None:
-    driver = in_round(1, 2, config__total_steps=90)
-    for number in (1, 2):
-        join_claiming(driver, number, 1000)
-    for _ in range(12):
-        driver.next_round()
+def test_newcomer_grows_by_doubling_to_an_equal_part() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=50, **LARGE)
+    driver.play_round()
+    join_claiming(driver, 4, 1_000_000)
+    driver.play_round()
+    counts = []
+    for _ in range(5):
+        counts.append(batch_counts(driver)[client(4)])
         driver.play_round()
-    assert driver.conduct(1).earned == 1000 * SHARE_UNITS_PER_BATCH
-    join_claiming(driver, 3, 1000)
-    for _ in range(2):  # as a newcomer it gets work at once
-        driver.play_round()
-    assert driver.round.tasks.plan.electorate >= {client(3)}
-    rounds = 0
-    while not batch_counts(driver)[client(3)]:
-        driver.play_round()
-        rounds += 1
-    assert 0 < rounds < 15
-    for _ in range(12):
-        driver.play_round()
-    assert set(batch_counts(driver).values()) == {4}
+    assert counts == [3, 6, 12, 15, 15]
 
 
-def test_member_too_small_for_work_grows_no_further_than_its_claim() -> None:
-    driver = in_round(1, 2, config__total_steps=90)
-    for number in (1, 2):
-        join_claiming(driver, number, 1000)
-    for _ in range(12):
-        driver.next_round()
-        driver.play_round()
-    join_claiming(driver, 3, 1)
-    for _ in range(10):
-        driver.play_round()
-    assert driver.conduct(3).earned == SHARE_UNITS_PER_BATCH
+def play_at_speeds(driver: Driver, **s_per_batch: float) -> dict[ClientId, int]:
+    """Play a round in which each member takes so long for each of its batches; return the batches of each."""
+    counts, begun_s = batch_counts(driver), driver.now_s
+    ends = sorted(
+        (s_per_batch[name] * counts[client(number)], client(number))
+        for number, name in enumerate(s_per_batch, 1)
+        if counts[client(number)]
+    )
+    for after_s, client_id in ends:
+        driver.now_s = begun_s + after_s
+        driver.deliver(client_id)
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    return counts
+
+
+def test_member_that_slows_down_gets_less_in_the_next_round_without_a_miss() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=50, **LARGE)
+    assert play_at_speeds(driver, first=0.5, second=0.5, third=0.5)[client(3)] == 20
+    play_at_speeds(driver, first=0.5, second=0.5, third=0.9)
+    counts = batch_counts(driver)
+    assert (counts.pop(client(3)), sorted(counts.values())) == (13, [23, 24])
+    assert misses(driver, 1, 2, 3) == [0, 0, 0]
+
+
+def test_member_that_delays_gets_less_work_and_no_more_weight() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=50, **LARGE)
+    counts = [play_at_speeds(driver, first=0.5, second=0.5, third=0.6 if delays else 0.5) for delays in (0, 1, 1, 0, 1)]
+    assert max(each[client(3)] for each in counts) == 20
 
 
 # Misses and rests
@@ -175,7 +180,7 @@ def test_member_that_delivers_after_its_rest_gets_its_share_back() -> None:
     assert client(4) in driver.round.tasks.plan.positions
     for _ in range(4):
         driver.play_round()
-    assert driver.conduct(4).earned == SHARE_UNITS_PER_BATCH
+    assert batch_counts(driver)[client(4)] == 3
     assert driver.conduct(4).rests == 0
 
 
@@ -241,7 +246,7 @@ def test_held_result_that_lacks_attestations_is_no_miss() -> None:
     driver.pass_time(11)
     assert driver.run.progress.step == 2
     assert misses(driver, 1, 2, 3) == [0, 0, 0]
-    assert driver.conduct(3).earned == NEWCOMER_SHARE_UNITS, "nor was it applied"
+    assert driver.conduct(3).earned == 0, "nor was it applied"
 
 
 # Leaving and coming back

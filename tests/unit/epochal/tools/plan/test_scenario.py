@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from epochal.state.documents import MAX_SHARE
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.plan.scenario import parse_clients, parse_count, parse_link
@@ -11,13 +12,13 @@ from epochal.tools.plan.scenario import parse_clients, parse_count, parse_link
 
 def test_clients_of_the_manual_are_read() -> None:
     text = "16 x 100mbit/20mbit 40ms 90k tokens/s"
-    assert parse_clients(text) == ClientGroup(16, Link(12_500_000.0, 2_500_000.0), 0.04, 90_000.0, 1, text)
+    assert parse_clients(text) == ClientGroup(16, Link(12_500_000.0, 2_500_000.0), 0.04, 90_000.0, MAX_SHARE, text)
 
 
 @pytest.mark.parametrize(
     ("text", "count", "down", "up", "round_trip_s", "tokens_per_s", "claim"),
     [
-        ("1gbit 5 tokens/s", 1, 125e6, 125e6, 0.0, 5.0, 1),
+        ("1gbit 5 tokens/s", 1, 125e6, 125e6, 0.0, 5.0, MAX_SHARE),
         ("3x 1.5MB/500kB 1.2M tokens/s 0.2s 4 batches", 3, 1.5e6, 5e5, 0.2, 1.2e6, 4),
         ("2 x 8kbit/8bit 1 batch 10ms 7k tokens/s", 2, 1000.0, 1.0, 0.01, 7000.0, 1),
     ],

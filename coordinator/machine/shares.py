@@ -1,0 +1,203 @@
+"""The clients' shares of a round's batches, by their speeds: so that all end together.
+
+The rule kept here: a client of which a result was applied takes T(b) for b batches (`parts/speed.py`). With the
+smallest T for which there is enough, each gets as many as it does in T, within its bound: its claim, twice as many as
+it delivered last, and the ceiling (`state/share_ceiling.py`). What is then too much is taken from those that come last
+in the round's order. Where the bounds leave no room for the round, its batches are shared out in proportion to them.
+Shares that nearly end together stay as they are, unless a client's bound has just grown, so that clients can fetch
+their data ahead.
+
+Nobody is left without work for ever. Where there are fewer batches than clients that can do one in about that time,
+these have their turn, one batch each. And each round of `ROUNDS_PER_TURN` steps is one for all: there, slower ones get
+a batch too. Who has waited longest comes first.
+
+The others, of which no result was applied, get a quarter of an equal part each, and together a quarter of the round at
+most (`state/assignment.py`).
+"""
+
+from collections.abc import Sequence
+from statistics import median_high
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.speed import Speed
+from epochal.state.assignment import for_newcomers, order_of
+from epochal.state.documents import MAX_SHARE, Roster, RosterEntry
+from epochal.state.share_ceiling import apportion_below, largest_part
+from epochal.state.wire import ClientId, Seed
+
+NEWCOMERS_SHARE = 4
+"""A client of which no result was applied gets so many times less than an equal part, and one batch at least."""
+ROUNDS_PER_TURN = 32
+"""Each round whose step this divides has work for clients that are too slow for the others. Such a round takes at most
+about twice as long, so that they cost three percent of the time."""
+PART_FOR_TURNS = (1, 2)
+"""Largest part of such a round's batches that goes to them."""
+ABOUT = (5, 4)
+"""Multiple of the smallest time in which a client must do one batch to have its turn with the others."""
+NEARLY = (33, 32)
+"""Multiple of the smallest time within which shares that end then stay as they are."""
+
+_Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+class Sharing(NamedTuple):
+    """A client of the next round, as far as its share depends on it.
+
+    Attributes:
+        claim: the most batches that it says it takes.
+        earned: the most that it has earned; 0 if it has delivered nothing.
+        is_proven: whether a result of it was applied.
+        last_step: the last step in which it had work.
+    """
+
+    client_id: ClientId
+    claim: int
+    earned: int
+    is_proven: bool
+    last_step: int
+    speed: Speed
+
+    @classmethod
+    def of(cls, member: Member) -> "Sharing":
+        """Return a member as it is."""
+        conduct = member.conduct
+        return cls(
+            member.client_id, member.claim, conduct.earned, member.is_proven, conduct.last_work_step, member.speed
+        )
+
+
+def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, step: int, seed: Seed) -> Roster:
+    """Return the roster of a round: these clients with their shares.
+
+    Args:
+        clients: of the round, in any order.
+        total: number of the batches that are shared out.
+        ceiling: the largest part of one client, in millionths; None for the default.
+        step: of the round.
+        seed: that orders its proven clients.
+    """
+    ordered = sorted(clients)
+    proven = [one for one in ordered if one.is_proven]
+    others = [_newcomers_part(one, total, len(ordered)) for one in ordered if not one.is_proven]
+    if not proven:
+        shares = iter(apportion_below(others, total, total, ceiling))
+        return Roster(tuple(RosterEntry(one.client_id, next(shares), proven=False) for one in ordered), ceiling)
+    for_proven = total - for_newcomers(sum(others), total)
+    of_proven, of_others = iter(_by_speed(proven, for_proven, total, ceiling, step, seed)), iter(others)
+    entries = (
+        RosterEntry(one.client_id, next(of_proven if one.is_proven else of_others), one.is_proven) for one in ordered
+    )
+    return Roster(tuple(entries), ceiling)
+
+
+def _newcomers_part(one: Sharing, total: int, count: int) -> int:
+    part = max(1, total // (NEWCOMERS_SHARE * count))
+    return min(part, one.claim, one.earned or part)
+
+
+def _by_speed(
+    proven: Sequence[Sharing], total: int, whole: int, ceiling: int | None, step: int, seed: Seed
+) -> list[int]:
+    """Return the shares of proven clients, which add up to `total`; `whole` counts the batches of others too."""
+    equal = [total // len(proven) + (place < total % len(proven)) for place in range(len(proven))]
+    most = int(largest_part(equal, whole, ceiling))
+    bounds = [min(one.claim, one.earned, most, MAX_SHARE) for one in proven]
+    if sum(bounds) <= total:
+        return apportion_below(bounds, total, whole, ceiling)
+    order = np.array(order_of(seed, len(proven)), np.int64)
+    waits = [step - one.last_step for one in proven]
+    values = [np.array(each, np.int64)[order] for each in (*_times(proven), bounds, waits)]
+    last = np.array([one.earned // 2 for one in proven], np.int64)[order]
+    shares = np.zeros(len(proven), np.int64)
+    shares[order] = ending_together(Timed(*values), total, last, is_for_all=step % ROUNDS_PER_TURN == 0)
+    counts: list[int] = shares.tolist()
+    return counts
+
+
+def _times(proven: Sequence[Sharing]) -> tuple[list[int], list[int]]:
+    """Return start and time per batch of each client; of one that is not known, the median of those that are."""
+    known = [one.speed for one in proven if one.speed.is_known] or [Speed((), 0, 1)]
+    usual = Speed((), median_high(one.fixed_us for one in known), median_high(one.batch_us for one in known))
+    speeds = [one.speed if one.speed.is_known else usual for one in proven]
+    return [speed.fixed_us for speed in speeds], [speed.batch_us for speed in speeds]
+
+
+class Timed(NamedTuple):
+    """Clients' times in microseconds, bounds, and for how many steps each waits for work, in the round's order."""
+
+    fixed_us: _Integers
+    batch_us: _Integers
+    most: _Integers
+    waits: _Integers
+
+    def within(self, time_us: int) -> _Integers:
+        """Return how many batches each does in a time, within its bound."""
+        counts: _Integers = np.clip((time_us - self.fixed_us) // self.batch_us, 0, self.most)
+        return counts
+
+    def ends_us(self, counts: _Integers) -> int:
+        """Return when the last of those is done that have any of so many batches."""
+        return int(np.max(np.where(counts > 0, self.fixed_us + counts * self.batch_us, 0)))
+
+
+def ending_together(clients: Timed, total: int, last: _Integers, *, is_for_all: bool = False) -> _Integers:
+    """Return how many batches each client gets.
+
+    Args:
+        clients: whose bounds leave room for more than `total`.
+        total: number of batches, at least 0.
+        last: the shares that stay if they nearly end together.
+        is_for_all: whether slower clients have their turn.
+    """
+    if not total:
+        return np.zeros_like(clients.most)
+    counts = _soonest(clients, total)
+    part, per = ABOUT
+    soon_us = part * clients.ends_us(counts) // per
+    is_able = clients.fixed_us + clients.batch_us <= soon_us
+    slow = np.flatnonzero(~is_able & (counts == 0))
+    if is_for_all and len(slow):
+        part, per = PART_FOR_TURNS
+        turns = _longest_waiting(clients, slow, total * part // per)
+        most = clients.most.copy()
+        most[turns] = 0
+        counts = ending_together(clients._replace(most=most), total - len(turns), last)
+        counts[turns] = 1
+        return counts
+    if np.count_nonzero(is_able) > total:
+        counts = np.zeros_like(counts)
+        counts[_longest_waiting(clients, np.flatnonzero(is_able & (clients.most > 0)), total)] = 1
+        return counts
+    part, per = NEARLY
+    grows = np.any((counts > last) & ((counts == clients.most) | (last == 0)))
+    stays = not grows and int(last.sum()) == total and bool(np.all(last <= clients.most))
+    return last if stays and per * clients.ends_us(last) <= part * clients.ends_us(counts) else counts
+
+
+def _longest_waiting(clients: Timed, places: npt.NDArray[np.intp], count: int) -> npt.NDArray[np.intp]:
+    """Return so many of these clients at most: those that have waited longest, in the round's order."""
+    found: npt.NDArray[np.intp] = places[np.argsort(-clients.waits[places], kind="stable")][:count]
+    return found
+
+
+def _soonest(clients: Timed, total: int) -> _Integers:
+    """Return the batches with which the last client ends soonest; of several ways, that of the clients' order."""
+    enough_us = int(np.max(clients.fixed_us)) + 1
+    while int(clients.within(enough_us).sum()) < total:
+        enough_us *= 2
+    too_few_us = 0
+    while too_few_us + 1 < enough_us:
+        middle_us = (too_few_us + enough_us) // 2
+        if int(clients.within(middle_us).sum()) < total:
+            too_few_us = middle_us
+        else:
+            enough_us = middle_us
+    counts, before = clients.within(enough_us), clients.within(too_few_us)
+    spare = total - int(before.sum())  # the first clients of the order take what all could do in the last microsecond
+    gained = np.cumsum(counts - before)
+    taken: _Integers = np.minimum(gained, spare)
+    return before + np.diff(taken, prepend=0)

@@ -1,0 +1,209 @@
+"""The shares of a round by members' speeds, against a naive oracle, and who has a turn."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochal.coordinator.machine.parts.speed import Speed, TimedDelivery
+from epochal.coordinator.machine.shares import (
+    NEARLY,
+    ROUNDS_PER_TURN,
+    Sharing,
+    Timed,
+    ending_together,
+    shared_roster,
+)
+from epochal.state.assignment import assign_data_for_state
+from epochal.state.documents import MAX_SHARE, Roster, WorkList
+from epochal.state.intervals import BatchId, total_batches
+from epochal.state.share_ceiling import PARTS
+from epochal.state.wire import ClientId, Seed
+
+SEED = Seed("07" * 32)
+TIMES = st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30), st.integers(1, 40)), min_size=1, max_size=12)
+"""Start, time per batch, and bound of each client."""
+
+
+def timed(*clients: tuple[int, int, int], waits: list[int] | None = None) -> Timed:
+    fixed, each, most = (np.array(values, np.int64) for values in zip(*clients, strict=True))
+    return Timed(fixed, each, most, np.array(waits or [1] * len(clients), np.int64))
+
+
+def together(clients: Timed, total: int, last: list[int] | None = None, *, is_for_all: bool = False) -> list[int]:
+    known = np.array(last or [0] * len(clients.most), np.int64)
+    found: list[int] = ending_together(clients, total, known, is_for_all=is_for_all).tolist()
+    return found
+
+
+def shortest(clients: list[tuple[int, int, int]], total: int) -> int:
+    """Return the smallest time in which all batches are done, by giving each to whoever ends it first."""
+    counts, end = [0] * len(clients), 0
+    for _ in range(total):
+        ends = [
+            (fixed + (count + 1) * each, place)
+            for place, ((fixed, each, most), count) in enumerate(zip(clients, counts, strict=True))
+            if count < most
+        ]
+        time, place = min(ends)
+        counts[place], end = counts[place] + 1, max(end, time)
+    return end
+
+
+def sharing(number: int, *, fixed_us: int = 0, batch_us: int = 1000, last: int = 10, claim: int = MAX_SHARE) -> Sharing:
+    """Return a client that delivered so many batches in the round before, step 6."""
+    speed = Speed((TimedDelivery(last, 1, 0),), fixed_us, batch_us)
+    return Sharing(ClientId(f"{number:032x}"), claim, 2 * last, True, 6, speed)
+
+
+def newcomer(number: int, earned: int = 0) -> Sharing:
+    return Sharing(ClientId(f"{number:032x}"), MAX_SHARE, earned, False, 0, Speed())
+
+
+def shares_of(roster: Roster) -> list[int]:
+    return [entry.share for entry in roster.clients]
+
+
+def roster_of(*clients: Sharing, total: int, step: int = 7, ceiling: int | None = PARTS) -> Roster:
+    return shared_roster(clients, total, ceiling, step, SEED)
+
+
+# Ending together
+
+
+@given(TIMES, st.integers(1, 120))
+def test_last_client_ends_as_soon_as_it_can(clients: list[tuple[int, int, int]], total: int) -> None:
+    most = sum(bound for _, _, bound in clients)
+    total = min(total, most)
+    arranged = timed(*clients)
+    counts = together(arranged, total)
+    assert sum(counts) == total
+    assert all(0 <= count <= bound for count, (_, _, bound) in zip(counts, clients, strict=True))
+    soonest = shortest(clients, total)
+    able = sum(fixed + each <= soonest * 5 // 4 for fixed, each, _ in clients)
+    ends = arranged.ends_us(np.array(counts, np.int64))
+    assert ends == soonest if able <= total else ends <= soonest * 5 // 4
+
+
+def test_clients_of_unlike_speeds_get_batches_in_proportion() -> None:
+    assert together(timed(*((0, each, 99) for each in (80, 40, 20, 10))), 30) == [2, 4, 8, 16]
+
+
+def test_start_and_upload_count_as_time() -> None:
+    assert together(timed((0, 10, 99), (50, 10, 99)), 15) == [10, 5]
+
+
+def test_one_batch_too_many_goes_to_the_first_in_the_order() -> None:
+    assert together(timed((0, 10, 9), (0, 10, 9), (0, 10, 9)), 7) == [3, 2, 2]
+
+
+def test_bounds_are_kept_and_the_others_do_the_rest() -> None:
+    assert together(timed((0, 10, 2), (0, 10, 99), (0, 10, 99)), 12) == [2, 5, 5]
+
+
+@pytest.mark.parametrize(("last", "stays"), [([10, 10], True), ([9, 11], False), ([10, 9], False)])
+def test_shares_that_nearly_end_together_stay(last: list[int], stays: bool) -> None:
+    clients = timed((0, 1000, 99), (0, 1000 * NEARLY[0] // NEARLY[1], 99))
+    assert (together(clients, 20, last) == last) is stays
+
+
+# Turns
+
+
+def test_clients_have_their_turn_where_there_are_fewer_batches() -> None:
+    waits, had = [1] * 10, list[int]()
+    for _ in range(20):
+        counts = together(timed(*((0, 100 + place, 2) for place in range(10)), waits=waits), 4)
+        assert sorted(counts) == [0] * 6 + [1] * 4
+        had += [place for place, count in enumerate(counts) if count]
+        waits = [1 if count else wait + 1 for wait, count in zip(waits, counts, strict=True)]
+    assert min(had.count(place) for place in range(10)) >= 6
+
+
+def test_client_that_is_too_slow_for_the_others_has_its_turn_in_rounds_for_all() -> None:
+    clients = timed((0, 10, 99), (0, 10, 99), (900, 10, 99), (950, 10, 99), waits=[1, 1, 5, 9])
+    assert together(clients, 20) == [10, 10, 0, 0]
+    assert together(clients, 20, is_for_all=True) == [9, 9, 1, 1]
+
+
+def test_slow_clients_take_at_most_half_of_a_round_for_all() -> None:
+    slow = [(900, 10, 99)] * 6
+    counts = together(timed((0, 10, 99), *slow, waits=[1, *range(6)]), 8, is_for_all=True)
+    assert counts == [4, 0, 0, 1, 1, 1, 1], "those that have waited longest"
+
+
+# The roster
+
+
+def test_shares_are_the_numbers_of_batches() -> None:
+    clients = [sharing(number, batch_us=1000 * 2**number) for number in range(4)]
+    assert shares_of(roster_of(*clients, total=30)) == [16, 8, 4, 2]
+
+
+def test_client_gets_no_more_than_its_claim_and_than_twice_its_last_round() -> None:
+    claiming, growing = sharing(0, claim=3), sharing(1, last=4)
+    assert shares_of(roster_of(claiming, growing, sharing(2, last=50), sharing(3, last=50), total=60)) == [3, 8, 25, 24]
+
+
+def test_bounds_without_room_for_the_round_are_shares_in_proportion() -> None:
+    assert shares_of(roster_of(sharing(0, claim=1), sharing(1, claim=3), total=40)) == [10, 30]
+
+
+def test_client_without_a_known_speed_counts_as_usual() -> None:
+    unknown = sharing(2)._replace(speed=Speed())
+    assert shares_of(roster_of(sharing(0), sharing(1), unknown, total=12)) == [4, 4, 4]
+
+
+def test_ceiling_bounds_the_fastest() -> None:
+    clients = [sharing(number, batch_us=10 if number == 0 else 1000, last=50) for number in range(10)]
+    assert shares_of(roster_of(*clients, total=100, ceiling=None))[0] == 20
+    assert shares_of(roster_of(*clients, total=100, ceiling=PARTS // 10)) == [10] * 10
+
+
+def test_newcomers_get_a_quarter_of_an_equal_part() -> None:
+    clients = [sharing(0, last=40), sharing(1, last=40), newcomer(2), newcomer(3)]
+    assert shares_of(roster_of(*clients, total=80)) == [35, 35, 5, 5]
+    assert [entry.proven for entry in roster_of(*clients, total=80).clients] == [True, True, False, False]
+
+
+def test_newcomer_that_missed_gets_less() -> None:
+    assert shares_of(roster_of(sharing(0, last=40), newcomer(1), newcomer(2, earned=2), total=80)) == [72, 6, 2]
+
+
+def test_first_round_is_shared_out_evenly() -> None:
+    assert shares_of(roster_of(*(newcomer(number) for number in range(3)), total=30)) == [10, 10, 10]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**8), st.integers(1, 10**8), st.integers(1, 50)), min_size=1, max_size=12),
+    st.integers(0, 12),
+    st.integers(1, 300),
+    st.integers(1, 70),
+)
+def test_assignment_has_exactly_the_shares_that_are_planned(
+    times: list[tuple[int, int, int]], newcomers: int, total: int, step: int
+) -> None:
+    proven = [
+        sharing(number, fixed_us=fixed, batch_us=each, last=last) for number, (fixed, each, last) in enumerate(times)
+    ]
+    others = [newcomer(100 + number) for number in range(newcomers)]
+    roster = roster_of(*proven, *others, total=total, step=step, ceiling=None)
+    assigned = assign_data_for_state(roster, WorkList((), (BatchId(0, total - 1),)), SEED)
+    assert sum(map(total_batches, assigned.values())) == total
+    for entry in roster.clients:
+        if entry.proven and total > 1:
+            assert total_batches(assigned[ClientId(entry.client_id)]) == entry.share
+
+
+def test_round_for_all_comes_every_so_many_steps() -> None:
+    slow = sharing(2, fixed_us=10**8)
+    given = [
+        bool(shares_of(roster_of(sharing(0), sharing(1), slow, total=20, step=step))[2])
+        for step in range(1, 2 * ROUNDS_PER_TURN + 1)
+    ]
+    assert [step for step, has_work in enumerate(given, 1) if has_work] == [ROUNDS_PER_TURN, 2 * ROUNDS_PER_TURN]
+
+
+def test_order_of_the_clients_does_not_matter() -> None:
+    clients = [sharing(number, batch_us=1000 + number) for number in range(7)]
+    assert roster_of(*clients, total=40) == roster_of(*reversed(clients), total=40)
