@@ -40,7 +40,7 @@ def test_roomy_timers_are_not_named() -> None:
         ("cooldown_time", 200),
         ("cooldown_time", 400),
         ("max_round_train_time", 15),
-        ("max_round_train_time", 40),
+        ("max_round_train_time", 20),
         ("client_timeout_s", 1),
     ],
 )
