@@ -112,6 +112,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "RunDocument.phase_*_s",
         "StateFile.config.*_time*",
         "StateFile.client.fetch_timeout_s",
+        "StateFile.merge.update_wait_s",
     ),
     Rule.SIZE: (
         "*.size_bytes",
@@ -155,6 +156,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "Standing.step",
         "Standing.attempt",
         "Standing.missed",
+        "UpdateRef.step",
+        "UpdateRef.part_count",
         "WorkList.isolated[].batch_id.*",
         "WorkList.shared[].*",
         "StateFile.config.*clients",

@@ -1,6 +1,6 @@
 """What choices of `[merge]` cost in loss, as the project's bench has measured it with a small model.
 
-`quality.json` is written by `python -m benchmarks quality codecs --write PAGE`, from the same runs as the pages
+`quality.json` is written by the benches `quality` and `codecs`, from the same runs as the pages
 `docs/benchmarks-quality.md` and `docs/benchmarks-codecs.md`; a test compares them. Each row is one choice: the fields
 of `[merge]` with which it was measured, and the final held-out losses of its seeds beside those of the same seeds
 without it. A choice of which there is no row has no price here: it is said to be not measured.
