@@ -108,7 +108,9 @@ class ReplicaKeeper:
         self._outcome: Outcome | None = None
         """The last one that was asked for."""
         self._awaited: tuple[int, float] | None = None
-        """The step whose update is waited for, and until when, on the event loop's clock."""
+        """The step whose update was waited for last, and until when, on the event loop's clock."""
+        self._waits_until_s: float | None = None
+        """Until when an update is waited for now."""
         self._lacking: tuple[str, int] | None = None
         """The blob that the coordinator lacked at the last attempt, and its step."""
         self._warned_of: tuple[str, int] | None = None
@@ -171,16 +173,17 @@ class ReplicaKeeper:
         """
         while True:
             changed, aim = self._changed.next, self._aim
-            self._lacking = None
+            self._lacking = self._waits_until_s = None
             if aim is None or not await self._advance(aim):
                 await self._wait_for(changed)
 
     async def _wait_for(self, changed: asyncio.Event) -> None:
         """Wait for the change; for an update, or for a blob that the coordinator lacks, only a while; warn once."""
-        now_s = asyncio.get_running_loop().time()
-        timeout_s = None if self._awaited is None else max(0.0, self._awaited[1] - now_s)
+        until_s = self._waits_until_s
+        if self._lacking is not None:
+            until_s = asyncio.get_running_loop().time() + MISSING_RETRY_S
         try:
-            async with asyncio.timeout(timeout_s if self._lacking is None else MISSING_RETRY_S):
+            async with asyncio.timeout_at(until_s):
                 await changed.wait()
         except TimeoutError:
             if self._lacking is not None and self._warned_of != self._lacking:
@@ -293,7 +296,10 @@ class ReplicaKeeper:
         now_s = asyncio.get_running_loop().time()
         if self._awaited is None or self._awaited[0] != step:
             self._awaited = (step, now_s + self._update_wait_s)
-        return now_s < self._awaited[1]
+        if now_s >= self._awaited[1]:
+            return False
+        self._waits_until_s = self._awaited[1]
+        return True
 
     async def _update(self, outcome: Outcome, named: UpdateRef | None, start: Replica) -> Difference:
         """Return an outcome's update: fetched, or made here of its results."""

@@ -11,7 +11,7 @@ from epochal.run_manager.agent import EndReason
 from epochal.run_manager.events import BlobFetched, Event, ReplicaDistrusted
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.keeper import ReplicaKeeper
+from epochal.run_manager.replica.keeper import MISSING_RETRY_S, ReplicaKeeper
 from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
@@ -90,6 +90,17 @@ async def test_clients_that_do_not_wait_make_the_same_bytes() -> None:
         assert [end.replica_digest for end in ends] == [run.coordinator.run.models.updates[6].replica_digest] * 3
         assert not any(client.of(ReplicaDistrusted) for client in run.clients)
         await prove(run)
+
+
+@in_virtual_time
+async def test_client_that_has_waited_in_vain_rests_until_something_changes() -> None:
+    """The update is made here, of results that are lost: nothing is left but to ask again after a while."""
+    played = replace(one_round(), named=None)
+    played.blobs.blobs.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(WAIT_S + 10 * MISSING_RETRY_S):
+            await second_replica(played)
+    assert 1 <= max(played.blobs.asked.values()) <= 11
 
 
 @dataclass
