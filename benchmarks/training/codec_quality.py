@@ -6,6 +6,7 @@ in `codec_results`; `python -m benchmarks.training.codec_quality` only makes tho
 """
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -94,9 +95,9 @@ class Row:
         return all(run.kept() is not None for run in self.runs)
 
 
-def planned() -> list[Run]:
-    """Return every run, seed by seed."""
-    runs = [run for setting in (*SETTINGS, *UPDATES) for run in Row(setting).runs]
+def planned(settings: Sequence[Setting] = (*SETTINGS, *UPDATES)) -> list[Run]:
+    """Return every run of these settings, seed by seed."""
+    runs = [run for setting in settings for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)
 
 

@@ -61,7 +61,7 @@ async def test_table_shows_what_the_api_tells(browser: "Browser", run: ShownRun)
             assert row["State"] == ("in the round" if told["in_roster"][place] else "ready")
             assert row["Batches"] == f"{told['share'][place]:g}"
             assert row["Loss"] == f"{told['last_loss'][place]:g}"
-            assert row["Results applied"] == str(told["applied"][place]) == "3"
+            assert row["Results applied"] == str(told["applied"][place])
             assert row["Results lost"] == str(told["lost"][place])
             assert row["Version"] == told["software"][place]
             assert row["Trainer"] == told["trainer"][place] == "by hand"

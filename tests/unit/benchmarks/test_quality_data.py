@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.training import codec_quality, quality, quality_data
+from benchmarks.training.codec_quality import SETTINGS
 from epochal.tools.quality import DATA, MEASURED, Measured
 from tests.support.heavy import need_module
 
@@ -14,7 +15,7 @@ PAGES = {"local_steps": "benchmarks-quality.md", "codec": "benchmarks-codecs.md"
 
 def test_file_is_what_the_bench_writes() -> None:
     need_module("transformers")
-    missing = [run.path.name for run in (*quality.planned(), *codec_quality.planned()) if run.kept() is None]
+    missing = [run.path.name for run in (*quality.planned(), *codec_quality.planned(SETTINGS)) if run.kept() is None]
     assert missing == []
     assert DATA.read_text(encoding="utf-8") == quality_data.text(), "write it: `quality_data.write()`"
 

@@ -128,7 +128,7 @@ async def test_explanation_is_told_with_the_status(played: tuple[Served, list[Wi
     assert again.status_code == 304
     status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
     assert status["explanation"] == found.sentence
-    assert status["waiting"].startswith("waits for results of ")
+    assert status["waiting"].startswith("waits for ")
 
 
 async def test_history_that_is_being_read_is_not_shown_yet(played: tuple[Served, list[WireClient]]) -> None:

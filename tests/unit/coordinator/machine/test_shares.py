@@ -120,7 +120,7 @@ def test_clients_have_their_turn_where_there_are_fewer_batches() -> None:
     assert min(had.count(place) for place in range(10)) >= 6
 
 
-def test_client_that_is_too_slow_for_the_others_has_its_turn_in_rounds_for_all() -> None:
+def test_client_too_slow_for_the_others_has_its_turn_in_rounds_for_all() -> None:
     clients = timed((0, 10, 99), (0, 10, 99), (900, 10, 99), (950, 10, 99), waits=[1, 1, 5, 9])
     assert together(clients, 20) == [10, 10, 0, 0]
     assert together(clients, 20, is_for_all=True) == [9, 9, 1, 1]
