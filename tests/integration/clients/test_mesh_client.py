@@ -11,8 +11,6 @@ from tests.support.drive.processes import RealRun, gone, in_training, real_run
 from tests.support.heavy import need_module
 
 MESH = ("--mesh", "data=2,tensor=2", "--processes", "2", "--batch-size", "2")
-HALF = ("--share", "3")
-"""So that neither gets more than half of a round, whoever is faster."""
 
 
 def processes_of(run: RealRun, number: int = 0) -> list[int]:
@@ -31,8 +29,8 @@ async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: 
     }
     async with real_run(tmp_path / "run", **overrides) as run:
         await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
-        await run.start_client(*MESH, *HALF)
-        await run.start_client(*HALF)
+        await run.start_client(*MESH)
+        await run.start_client()
         report = await run.finish()
         assert (report.rounds, report.quarantined, report.unapplied) == (8, 0, 0)
         rounds = run.events(run.clients[0], "mesh_round")

@@ -50,7 +50,7 @@ class HandClient:
     """One client, by hand. `number` makes its key.
 
     Attributes:
-        capabilities: what it claims when it joins.
+        capabilities: what it claims when it joins: one batch, so that all have equal parts whoever is faster.
         codec: of its results; at first that of a run whose state file names none.
         session: the last one that it joined; None before.
     """
@@ -58,7 +58,7 @@ class HandClient:
     def __init__(self, api: CoordinatorClient, number: int) -> None:
         self.api = api
         self.key = ClientKey.from_seed(bytes([number]) * 32)
-        self.capabilities = Capabilities(trainer="by hand", codecs=SPOKEN)
+        self.capabilities = Capabilities(trainer="by hand", codecs=SPOKEN, batches_per_round=1)
         self.codec = MergeConfig().codec_name
         self.session: Session | None = None
 

@@ -204,7 +204,12 @@ class RealRun:
     async def start_client(
         self, *arguments: str, trainer: str = "numpy", environment: Mapping[str, str] | None = None
     ) -> Child:
-        """Start a client of the run, with a key of its own unless `--key` is given."""
+        """Start a client of the run, with a key of its own unless `--key` is given.
+
+        Without `--share` it claims one batch, so that all have equal parts of a round, whoever is faster.
+        """
+        if "--share" not in arguments:
+            arguments = ("--share", "1", *arguments)
         name = f"client-{len(self.clients) + 1}"
         if "--key" not in arguments:
             seed = bytes([FIRST_CLIENT_KEY + len(self.clients)]) * 32
