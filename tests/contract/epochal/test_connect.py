@@ -61,6 +61,9 @@ async def test_history_is_arrays_of_each_figure(run: RestartedRun) -> None:
 
 async def test_everything_else_that_viewers_see_is_there(run: RestartedRun) -> None:
     await run.play(1)
+    service = run.served.service
+    while 1 not in service.run.models.updates:  # after which the document stays as it is
+        await service.readers.wait_published(service.published.version, None, 1.0)
 
     def ask(connection: RunConnection) -> None:
         assert connection.status().run_state is RunState.ROUND_TRAIN
