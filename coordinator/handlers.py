@@ -195,8 +195,9 @@ class Handlers:
             software=request.software or "",
         )
         self.rates.check_join(client_id, self.service.now_s())
-        if address is not None and client_id not in self.service.run.members:
-            check_join(self.service.run, joined)
+        run = self.service.run
+        if address is not None and client_id not in run.members:
+            check_join(run.members, run.state_file, joined, run.clock.now_s)
             self.rates.check_new_member(address, self.service.now_s())
         await self.submit(joined)
         member = self.service.run.members.by_id.get(client_id)
@@ -297,7 +298,8 @@ class Handlers:
             await self.intake.checkpoints.check_size(report.size_bytes)
         await self.submit(_REPORTED[type(report)](client_id, report))
         if isinstance(report, messages.ReadyReport):
-            waits = disagreement(self.service.run, client_id)
+            run = self.service.run
+            waits = disagreement(run.data, run.members.by_id.get(client_id))
             if waits is not None:
                 raise waits
         return self.standing(client_id)

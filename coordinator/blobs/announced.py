@@ -1,7 +1,7 @@
 """Which blobs the run waits for, from whom, and which were delivered. Pure functions of the run."""
 
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.views import ExpectedBlob, blobs_of, expected_blob
+from epochal.coordinator.machine.views import ExpectedBlob, expected_blob
 from epochal.state.documents import Outcome
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
@@ -22,7 +22,7 @@ def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether these bytes were delivered and counted: a client that lost the answer delivers again."""
     if run.round is not None and client_id in run.round.results.verified and _has_committed(run, client_id, sha256):
         return True
-    if any(sha256 in dict(blobs_of(run, checkpoint)) for checkpoint in run.models.checkpoints):
+    if any(sha256 in dict(run.models.blobs_of(checkpoint)) for checkpoint in run.models.checkpoints):
         return True
     last = run.models.outcomes.get(run.progress.replica_step)
     return last is not None and _LAST.results_of(last).get(client_id) == sha256

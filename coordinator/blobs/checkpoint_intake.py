@@ -9,7 +9,7 @@ from functools import partial
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import CheckpointHeld, CheckpointRejected
-from epochal.coordinator.machine.views import ExpectedPart, blobs_of
+from epochal.coordinator.machine.views import ExpectedPart
 from epochal.coordinator.run.genesis import GenesisRules, LayoutOf
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.store.blobs import OpenBlob
@@ -65,7 +65,7 @@ class CheckpointIntake:
             raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
         async with self._reading_layout:
             if self._form is None:
-                async with self._opened(blobs_of(self._service.run, checkpoint)) as data:
+                async with self._opened(self._service.run.models.blobs_of(checkpoint)) as data:
                     self._form = await self._worker.run(partial(checkpoint_form, data))
         return self._form
 
@@ -105,7 +105,7 @@ class CheckpointIntake:
             run = self._service.run
             if run.models.checkpoints:
                 first = run.models.checkpoints[0]
-                if await digest_of_parts(self._service.blobs, blobs_of(run, first)) != sha256:
+                if await digest_of_parts(self._service.blobs, run.models.blobs_of(first)) != sha256:
                     raise Refused(Refusal.NOT_NOW, f"the run has a first checkpoint already, of replica {first.step}")
                 return first
             await self.check_first_size(length_bytes)

@@ -33,7 +33,9 @@ async def take_with_commitment(intake: Intake, client_id: ClientId, commitment: 
         await service.submit(ResultReceived(client_id, commitment))
         return
     with intake.failures_noted():
-        await intake.take(expected_result(run, run.round, client_id, commitment), BytesWithCommitment(intake, data))
+        await intake.take(
+            expected_result(run.state_file, run.round, client_id, commitment), BytesWithCommitment(intake, data)
+        )
 
 
 class BytesWithCommitment:

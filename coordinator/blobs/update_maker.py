@@ -24,7 +24,6 @@ from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import UpdateMade
-from epochal.coordinator.machine.views import blobs_of
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.merging.merger import HeldReplica, Merger
@@ -221,7 +220,7 @@ class UpdateMaker:
         while held.step < step:
             update = run.models.updates[held.step + 1]
             header = UpdateHeader.of(run.models.outcomes[held.step + 1], self._merger.rule)
-            async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs_of(run, update)]) as file:
+            async with opened_parts(self._service.blobs, [sha256 for sha256, _ in run.models.blobs_of(update)]) as file:
                 held = await self._merger.applied(held.replica, decode_update(file.view(), header, held.replica.layout))
             if held.digest != update.replica_digest:
                 self._held = None
@@ -232,7 +231,7 @@ class UpdateMaker:
 
     async def _loaded(self, run: Run, checkpoint: CheckpointRef) -> HeldReplica:
         """Return the replica of a checkpoint, copied to the spool."""
-        async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs_of(run, checkpoint)]) as blob:
+        async with opened_parts(self._service.blobs, [sha256 for sha256, _ in run.models.blobs_of(checkpoint)]) as blob:
             file = await self._worker.run(partial(self._spool.keep, [blob.view()], len(blob)))
         replica = examined_replica(file.view())
         return HeldReplica(replica, checkpoint.replica_digest, file)

@@ -71,7 +71,7 @@ def status_of(
         version=version,
         run_state=run.clock.phase,
         reason=run.clock.reason,
-        hold=hold_reason(run),
+        hold=hold_reason(run.clock, run.members, run.state_file.config),
         phase_remaining_s=None
         if run.clock.phase_ends_s is None
         else round(max(0.0, run.clock.phase_ends_s - now_s), 3),
@@ -95,8 +95,8 @@ def status_of(
         quarantined=coalesce(item.batch_id for item in run.work.quarantined),
         failed_data=failed_data_of(run, MAX_FAILED_IN_STATUS),
         data_fingerprint=run.data.fingerprint,
-        data_decided_by=decided_by(run),
-        datasets=datasets_of(run, MAX_DATASETS_IN_STATUS),
+        data_decided_by=decided_by(run.data, run.work, run.state_file.config.data_fingerprint),
+        datasets=datasets_of(run.data, MAX_DATASETS_IN_STATUS),
         checkpoint_step=None if run.models.checkpoint is None else run.models.checkpoint.step,
         blob_bytes=coordinator.blob_bytes,
         journal_bytes=coordinator.journal_bytes,

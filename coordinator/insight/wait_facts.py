@@ -30,7 +30,7 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
     return Situation(
         phase=run.clock.phase,
         problem=problem,
-        hold=hold_reason(run),
+        hold=hold_reason(run.clock, run.members, run.state_file.config),
         members=len(run.members),
         available=numbers.available,
         ready=numbers.ready,

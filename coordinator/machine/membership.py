@@ -15,7 +15,7 @@ from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from epochal.state.codecs.codecs_by_name import spoken_as
-from epochal.state.config.state_file import Access
+from epochal.state.config.state_file import Access, StateFile
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import PROTOCOL_VERSION
 from epochal.state.phase_names import RunState
@@ -33,7 +33,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     Raises:
         Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
     """
-    check_join(run, event)
+    check_join(run.members, run.state_file, event, run.clock.now_s)
     known, used = run.members, _unexpired(run.members, run.clock.now_s)
     if len(used) >= MAX_USED_NONCES:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
@@ -85,16 +85,16 @@ def _unexpired(members: RunMembers, now_s: float) -> Mapping[str, float]:
     return used
 
 
-def check_join(run: Run, event: ClientJoined) -> None:
+def check_join(members: RunMembers, state_file: StateFile, event: ClientJoined, now_s: float) -> None:
     """Raise `Refused` if the key may not join now; the kind says why."""
-    if event.nonce in run.members.used_nonces:
+    if event.nonce in members.used_nonces:
         raise Refused(Refusal.NONCE_CONSUMED, "this nonce was already used for a join; ask for another challenge")
     if event.capabilities.protocol != PROTOCOL_VERSION:
         raise Refused(
             Refusal.UNSUPPORTED_PROTOCOL,
             f"the client speaks protocol {event.capabilities.protocol}, the coordinator {PROTOCOL_VERSION}",
         )
-    codec = spoken_as(run.state_file.merge.codec_name)
+    codec = spoken_as(state_file.merge.codec_name)
     if codec not in event.capabilities.codecs:
         spoken = ", ".join(event.capabilities.codecs) or "none"
         raise Refused(
@@ -102,12 +102,12 @@ def check_join(run: Run, event: ClientJoined) -> None:
             f"the run's results have codec and format {codec}, the client reads and writes {spoken}: "
             "install the version of Epochal that the coordinator has",
         )
-    if event.client_id in run.members.ejected:
+    if event.client_id in members.ejected:
         raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
-    denied = _denial(run.members, run.state_file.access, event, run.clock.now_s)
+    denied = _denial(members, state_file.access, event, now_s)
     if denied is not None:
         raise Refused(Refusal.ACCESS_DENIED, denied)
-    if event.client_id not in run.members and len(run.members) >= MAX_MEMBERS:
+    if event.client_id not in members and len(members) >= MAX_MEMBERS:
         raise Refused(Refusal.RUN_FULL, f"the run has its maximum of {MAX_MEMBERS} members")
 
 
@@ -201,7 +201,7 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
             f"replica {report.step} has digest {report.replica_digest}; the run agreed on {known}",
             expected=known,
         )
-    check_dataset(run, report)
+    check_dataset(run.data, run.work, run.state_file.config.data_fingerprint, report)
     before = member.readiness
     if before.step is not None and before.data_fingerprint == report.data_fingerprint:
         return run, ()

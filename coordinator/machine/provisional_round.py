@@ -15,6 +15,7 @@ from dataclasses import replace
 from epochal.coordinator.machine.outcomes import settle_work
 from epochal.coordinator.machine.parts.reliability import earned_by
 from epochal.coordinator.machine.parts.round import Ahead, Round
+from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import DEPARTED
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
@@ -50,13 +51,13 @@ def _is_as_expected(run: Run, current: Round) -> bool:
     assigned = sum(1 for parts in current.tasks.plan.assignments.values() if parts)
     if len(current.results.verified) < assigned or len(run.ready_members()) != len(current.tasks.roster.clients):
         return False
-    unusual = sum(not _is_usual(run, current, client_id) for client_id in current.results.verified)
+    unusual = sum(not _is_usual(run.members, current, client_id) for client_id in current.results.verified)
     return unusual * FEW <= len(current.results.verified)
 
 
-def _is_usual(run: Run, current: Round, client_id: ClientId) -> bool:
+def _is_usual(members: RunMembers, current: Round, client_id: ClientId) -> bool:
     """Whether a client's result came about when its speed says."""
-    member, times = run.members.by_id.get(client_id), current.arrivals.get(client_id)
+    member, times = members.by_id.get(client_id), current.arrivals.get(client_id)
     if member is None or times is None or times.delivered_s is None or not member.speed.is_known:
         return False
     part, whole = DEPARTED

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from epochal.coordinator.machine.parts.member import Member
-from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.parts.phase_clock import PhaseClock
+from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.state.config.state_file import RunConfig
 from epochal.state.documents import MAX_REASON_CHARS
 from epochal.state.phase_names import RunState
 
@@ -13,18 +15,18 @@ MAX_NAMED_CLIENTS = 3
 """Maximum number of clients that a reason names for one kind of failure."""
 
 
-def hold_reason(run: Run) -> str | None:
+def hold_reason(clock: PhaseClock, members: RunMembers, config: RunConfig) -> str | None:
     """Return who rests and why, if the run needs one of these members to go on; None if it does not.
 
     The run goes on by itself when the first of them has rested, or when others join.
     """
-    if run.clock.phase in (RunState.PAUSED, RunState.FINISHED):
+    if clock.phase in (RunState.PAUSED, RunState.FINISHED):
         return None
-    resting = [member for member in run.members.by_id.values() if member.conduct.is_resting(run.clock.now_s)]
-    available, needed = len(run.members) - len(resting), run.state_file.config.min_clients
+    resting = [member for member in members.by_id.values() if member.conduct.is_resting(clock.now_s)]
+    available, needed = len(members) - len(resting), config.min_clients
     if not resting or available >= needed:
         return None
-    reason = f"{available} of {len(run.members)} members can work, {needed} needed; {_causes(resting)}"
+    reason = f"{available} of {len(members)} members can work, {needed} needed; {_causes(resting)}"
     return reason[:MAX_REASON_CHARS]
 
 

@@ -36,13 +36,18 @@ def with_conduct(
     reference = _replica_held(run.models, current, agreed)
     faults = _bad_attestations(run.clock, run.members, current, applied, reference)
     applied_bits = current.tasks.plan.bits_of(applied)
-    outsized = _outsized(run.state_file, current, applied)
+    outsized, most_s = _outsized(run.state_file, current, applied), run.state_file.config.max_round_train_time
+    is_short = is_slow(current) and train_limit_s(run.pace, most_s) < most_s
     members, departed = plain(run.members.by_id), run.members.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.tasks.plan.assignments.items():
         member = members.get(client_id)
         before = departed.get(client_id, NEWCOMER) if member is None else member.conduct
-        missed = _miss(run, current, client_id, reference) if assignment and client_id not in applied else None
+        missed = (
+            _miss(run.members, current, client_id, reference, is_short=is_short)
+            if assignment and client_id not in applied
+            else None
+        )
         if _confirmed_suspicion(run.members, current, client_id, is_void=not applied):
             missed = None
         if client_id in outsized:
@@ -84,8 +89,17 @@ def _speed_after(before: Speed, current: Round, client_id: ClientId) -> Speed:
     return before.after(delivered(batches, times.delivered_s, times.committed_s, times.check_ms))
 
 
-def _miss(run: Run, current: Round, client_id: ClientId, reference: Blake3 | None) -> str | None:
-    """Return why the round lacks the result of a client that had work, or None if the client is not to blame."""
+def _miss(
+    members: RunMembers, current: Round, client_id: ClientId, reference: Blake3 | None, *, is_short: bool
+) -> str | None:
+    """Return why the round lacks the result of a client that had work, or None if the client is not to blame.
+
+    Args:
+        members, current: of the run.
+        client_id: the client.
+        reference: the replica from which the round should have been trained.
+        is_short: whether the time limit was too short for most of the work, and doubles for the next round.
+    """
     held = current.results.verified.get(client_id)
     if held is not None:
         other = reference is not None and held != reference
@@ -97,12 +111,9 @@ def _miss(run: Run, current: Round, client_id: ClientId, reference: Blake3 | Non
         return f"it reported a failure, {failure.kind}: {failure.message}"
     if client_id in current.missing.rejected:
         return f"its result was rejected: {current.missing.rejected[client_id]}"
-    if client_id not in run.members:
+    if client_id not in members:
         return "it left before it delivered its result"
-    most_s = run.state_file.config.max_round_train_time
-    if is_slow(current) and train_limit_s(run.pace, most_s) < most_s:
-        return None  # the time limit was too short for most of the work, and doubles for the next round
-    return "its result did not arrive before the round's time was over"
+    return None if is_short else "its result did not arrive before the round's time was over"
 
 
 def _outsized(state_file: StateFile, current: Round, applied: frozenset[ClientId]) -> dict[ClientId, str]:

@@ -15,9 +15,11 @@ from epochal.coordinator.machine.parts.member_counts import Numbers
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
+from epochal.state.config.state_file import Access
 from epochal.state.intervals import counted_batches, total_batches
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
@@ -42,7 +44,11 @@ def decide(run: Run) -> Move | None:
     """Return the move that the run makes at `run.clock.now_s`, or None when it stays."""
     match run.clock.phase:
         case RunState.UNINITIALIZED:
-            waits = "; it waits for its first checkpoint, from `epochal genesis`" if _awaits_genesis(run) else ""
+            waits = (
+                "; it waits for its first checkpoint, from `epochal genesis`"
+                if _awaits_genesis(run.models, run.state_file.access)
+                else ""
+            )
             return Move("started", f"the coordinator serves the run{waits}", run)
         case RunState.WAITING_FOR_MEMBERS:
             return _leave_waiting(run)
@@ -75,9 +81,9 @@ def _done_reason(run: Run) -> str:
     return f"{reason}, and {counted_batches(left)} could not be applied" if left else reason
 
 
-def _awaits_genesis(run: Run) -> bool:
+def _awaits_genesis(models: RunModels, access: Access) -> bool:
     """Whether the operator has yet to provide the first checkpoint."""
-    return run.models.checkpoint is None and run.state_file.access.genesis == "operator"
+    return models.checkpoint is None and access.genesis == "operator"
 
 
 def _extend(run: Run) -> Move:
@@ -92,7 +98,7 @@ def _leave_waiting(run: Run) -> Move | None:
         return Move("held", "an operator paused the run", run)
     if steps_done(run):
         return Move("finished", _done_reason(run), run)
-    if _awaits_genesis(run) or run.clock.enough_since_s is None:
+    if _awaits_genesis(run.models, run.state_file.access) or run.clock.enough_since_s is None:
         return None
     if run.clock.now_s < run.clock.enough_since_s + config.waiting_for_members_extra_time:
         return None
@@ -106,7 +112,7 @@ def _leave_warmup(run: Run) -> Move | None:
     numbers = run.numbers()
     if numbers.available < config.min_clients:
         lacks = f"{numbers.available} members, {config.min_clients} needed"
-        return Move("members_lost", hold_reason(run) or lacks, run)
+        return Move("members_lost", hold_reason(run.clock, run.members, run.state_file.config) or lacks, run)
     ready_count = numbers.ready
     if run.clock.enough_since_s is not None:
         reason = f"{ready_count} of {len(run.members)} members are ready"
@@ -213,7 +219,10 @@ def _epoch_end_reason(run: Run) -> str | None:
     if steps_done(run):
         return _done_reason(run)
     if ready_count < config.min_clients:
-        return hold_reason(run) or f"{ready_count} ready members, {config.min_clients} needed"
+        return (
+            hold_reason(run.clock, run.members, run.state_file.config)
+            or f"{ready_count} ready members, {config.min_clients} needed"
+        )
     if run.clock.now_s >= run.clock.epoch_started_s + config.epoch_time:
         return "epoch time is over"
     if run.models.blobs_near_bound:
@@ -238,7 +247,7 @@ def _leave_cooldown(run: Run) -> Move | None:
         return Move("held", reason, run, instructions)
     if steps_done(run):
         return Move("finished", _done_reason(run), run, instructions)
-    hold = hold_reason(run)
+    hold = hold_reason(run.clock, run.members, run.state_file.config)
     if hold is not None:
         return Move("epoch_closed", hold, run, (*instructions, RunHeld(hold)))
     return Move("epoch_closed", reason, run, instructions)

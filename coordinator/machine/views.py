@@ -5,8 +5,10 @@ from typing import TypeAlias
 
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer, may_write
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_models import RunModels
+from epochal.coordinator.machine.parts.run_work import RunWork
 from epochal.coordinator.machine.run import Run
-from epochal.state.config.state_file import Progress, dump_state
+from epochal.state.config.state_file import Progress, StateFile, dump_state
 from epochal.state.documents import (
     DOCUMENT_FORMAT,
     MAX_REASON_CHARS,
@@ -29,7 +31,7 @@ Known: TypeAlias = tuple[Run, RunDocument]
 def document_of(run: Run, version: int, known: Known | None = None) -> RunDocument:
     """Return the run document that the run publishes, as `version`. It is the same with and without a known one."""
     current = run.round if run.clock.phase in ROUND_PHASES else None
-    failed = _failed_batches(run, known)
+    failed = _failed_batches(run.work, known)
     return RunDocument(
         format=DOCUMENT_FORMAT,
         run_id=run.state_file.run_id,
@@ -48,7 +50,7 @@ def document_of(run: Run, version: int, known: Known | None = None) -> RunDocume
         carried_batches=failed[0],
         quarantined_batches=failed[1],
         round=None if current is None else _round_head(current, known),
-        last_outcome_sha256=_outcome_digest(run, known),
+        last_outcome_sha256=_outcome_digest(run.models, run.progress.replica_step, known),
         rebuild=run.models.rebuild,
         checkpointer=current_checkpointer(run.models, run.members),
         checkpointing_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
@@ -67,20 +69,20 @@ def _ahead(current: Round) -> RoundAhead | None:
     return None if current.ahead is None else RoundAhead(current.ahead.roster_sha256, current.ahead.work_sha256)
 
 
-def _failed_batches(run: Run, known: Known | None) -> tuple[int, int]:
+def _failed_batches(work: RunWork, known: Known | None) -> tuple[int, int]:
     """Return the numbers of carried and of quarantined batches."""
     if known is not None:
         before, document = known
-        is_same = run.work.carried is before.work.carried and run.work.suspects is before.work.suspects
-        if is_same and run.work.quarantined is before.work.quarantined:
+        is_same = work.carried is before.work.carried and work.suspects is before.work.suspects
+        if is_same and work.quarantined is before.work.quarantined:
             return document.carried_batches, document.quarantined_batches
-    carried = total_batches(run.work.carried) + total_batches(suspect.batch_id for suspect in run.work.suspects)
-    return carried, total_batches(item.batch_id for item in run.work.quarantined)
+    carried = total_batches(work.carried) + total_batches(suspect.batch_id for suspect in work.suspects)
+    return carried, total_batches(item.batch_id for item in work.quarantined)
 
 
-def _outcome_digest(run: Run, known: Known | None) -> Sha256 | None:
+def _outcome_digest(models: RunModels, step: int, known: Known | None) -> Sha256 | None:
     """Return the digest of the last outcome; None if it is not kept."""
-    last = run.models.outcomes.get(run.progress.replica_step)
+    last = models.outcomes.get(step)
     if last is None:
         return None
     if known is not None:
@@ -139,7 +141,7 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     if current is not None and run.clock.phase is RunState.ROUND_TRAIN:
         found = current.results.commitments.get(client_id)
         if found is not None and found.result_sha256 == sha256 and client_id not in current.missing.rejected:
-            return expected_result(run, current, client_id, found)
+            return expected_result(run.state_file, current, client_id, found)
     making = run.models.checkpointing
     if making is not None and may_write(run.models, run.members, client_id):
         claim = making.claims.by_client.get(client_id)
@@ -149,10 +151,11 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
     return None
 
 
-def expected_result(run: Run, current: Round, client_id: ClientId, commitment: ResultCommitment) -> ExpectedResult:
+def expected_result(
+    state_file: StateFile, current: Round, client_id: ClientId, commitment: ResultCommitment
+) -> ExpectedResult:
     """Return what the result must be to which a client commits in a round."""
-    state_file, work = run.state_file, current.tasks.work_sha256
-    merge = state_file.merge
+    merge, work = state_file.merge, current.tasks.work_sha256
     return ExpectedResult(state_file.run_id, client_id, commitment, work, merge.codec_name, merge.max_abs)
 
 
@@ -185,21 +188,14 @@ class KeptBlob:
     size_bytes: int
 
 
-def blobs_of(run: Run, kept: CheckpointRef | UpdateRef) -> tuple[tuple[Sha256, int], ...]:
-    """Return digest and size of every blob of a kept checkpoint or update, in the order of the file."""
-    if kept.part_count == 1:
-        return ((kept.blob_sha256, kept.size_bytes),)
-    return tuple((part.sha256, part.size_bytes) for part in run.models.manifests[kept.blob_sha256].parts)
-
-
 def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     """Return the blobs that have arrived and must be there, the newest checkpoint's first; each digest once."""
-    files = [(ref.purpose, blobs_of(run, ref)) for ref in reversed(run.models.checkpoints)]
+    files = [(ref.purpose, run.models.blobs_of(ref)) for ref in reversed(run.models.checkpoints)]
     making = run.models.checkpointing
     if making is not None:
         purpose, claims = f"the checkpoint of step {making.step}", making.claims
         files += [(purpose, claims.by_client[client_id].blobs()) for client_id in claims.held]
-    files += [(ref.purpose, blobs_of(run, ref)) for ref in reversed(list(run.models.updates.values()))]
+    files += [(ref.purpose, run.models.blobs_of(ref)) for ref in reversed(list(run.models.updates.values()))]
     kept = [
         KeptBlob(f"{_part_name(number, len(blobs))}{purpose}", sha256, size_bytes)
         for purpose, blobs in files
@@ -225,7 +221,7 @@ def _part_name(number: int, count: int) -> str:
 def blobs_needed(run: Run) -> frozenset[Sha256]:
     """Return the blobs that must stay: those of kept checkpoints, updates and outcomes, and of the round under way."""
     files: list[CheckpointRef | UpdateRef] = [*run.models.checkpoints, *run.models.updates.values()]
-    needed = {sha256 for file in files for sha256, _ in blobs_of(run, file)}
+    needed = {sha256 for file in files for sha256, _ in run.models.blobs_of(file)}
     for outcome in run.models.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:

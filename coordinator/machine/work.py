@@ -10,12 +10,12 @@ from epochal.coordinator.machine.parts.held_results import HeldResults
 from epochal.coordinator.machine.parts.round import Round, RoundNumber
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
-from epochal.coordinator.machine.parts.run_work import Suspect
+from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
 from epochal.state.intervals import BatchId, take_positions, total_batches
-from epochal.state.schedule import global_batch_size
+from epochal.state.schedule import InnerSchedule, global_batch_size
 from epochal.state.weights import UsualNorm
 from epochal.state.wire import Seed, document_digest
 
@@ -50,7 +50,9 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
     draining = run.progress.step > run.last_step
     target = global_batch_size(config, run.tokens_applied)
 
-    isolated = tuple(IsolatedWork(s.batch_id, s.tried) for s in _due(run, len(clients), draining=draining))
+    isolated = tuple(
+        IsolatedWork(s.batch_id, s.tried) for s in _due(run.work, run.progress.step, len(clients), draining=draining)
+    )
     shared: tuple[BatchId, ...] = ()
     carried, cursor = run.work.carried, run.work.cursor
     if len(isolated) < len(clients):
@@ -83,27 +85,26 @@ def begin_round(run: Run, seed: Seed) -> Run:
     number = RoundNumber(step, run.progress.attempt, run.progress.height)
     missing = RoundMissing().waiting_for(tasks.with_work(), tasks.plan.electorate)
     return run.with_parts(
-        Round(number, tasks, HeldResults(_usual(run)), missing),
+        Round(number, tasks, HeldResults(_usual(run.models.usual, run.rates, step)), missing),
         replace(run.progress, drain_rounds=run.progress.drain_rounds + (step > run.last_step)),
         replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
     )
 
 
-def _usual(run: Run) -> UsualNorm | None:
-    """Return the usual length of results in the run's next round."""
-    usual, rates = run.models.usual, run.rates
+def _usual(usual: UsualNorm | None, rates: InnerSchedule, step: int) -> UsualNorm | None:
+    """Return the usual length of results in the round of a step, by that of those before."""
     if usual is None:
         return None
-    return usual.grown(rates.total(run.progress.step - 1, usual.steps), rates.total(run.progress.step, usual.steps))
+    return usual.grown(rates.total(step - 1, usual.steps), rates.total(step, usual.steps))
 
 
-def _due(run: Run, client_count: int, *, draining: bool) -> tuple[Suspect, ...]:
-    """Return the suspects of the next round, for at most half of the clients, so that other work goes on beside them.
+def _due(work: RunWork, step: int, client_count: int, *, draining: bool) -> tuple[Suspect, ...]:
+    """Return the suspects of a step's round, for at most half of the clients, so that other work goes on beside them.
 
     A pause between two attempts ends when other work is done, so the last rounds of a run do not wait for it. There all
     clients take suspects once no other work is left.
     """
-    if draining and not run.work.carried:
-        return run.work.suspects[:client_count]
-    due = (suspect for suspect in run.work.suspects if draining or suspect.retry_step <= run.progress.step)
+    if draining and not work.carried:
+        return work.suspects[:client_count]
+    due = (suspect for suspect in work.suspects if draining or suspect.retry_step <= step)
     return tuple(due)[: max(1, client_count // 2)]

@@ -297,7 +297,7 @@ def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, .
     remarks = []
     if not applied_count:
         remarks.append("no batch was applied: the model is the one that the run began with")
-    hold = hold_reason(run)
+    hold = hold_reason(run.clock, run.members, run.state_file.config)
     if hold is not None:
         remarks.append(f"the run waits: {hold}")
     if run.work.quarantined:

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.views import blobs_of
 from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.checkpoint_blobs import opened_parts
 from epochal.runtime.long_work import long_work
@@ -123,7 +122,7 @@ async def _wrong_update(run: Run, blobs: BlobReader, step: int, made: bytes) -> 
     named = run.models.updates.get(step)
     if named is None:
         return None
-    parts = blobs_of(run, named)
+    parts = run.models.blobs_of(named)
     async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:
         kept = file.view()
         if kept == made:
@@ -158,7 +157,7 @@ def _wrong_norm(outcome: Outcome, results: Sequence[tuple[OutcomeEntry, Differen
 
 async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:
     """Return the bytes of the older kept checkpoint, each of its parts compared with its digest."""
-    parts = blobs_of(run, run.models.checkpoints[0])
+    parts = run.models.blobs_of(run.models.checkpoints[0])
     for sha256, _ in parts:
         await _blob(blobs, sha256)
     async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:

@@ -66,6 +66,12 @@ class RunModels(WireDocument):
         following = self.outcomes.get(step + 1)
         return None if following is None else following.replica_digest
 
+    def blobs_of(self, kept: CheckpointRef | UpdateRef) -> tuple[tuple[Sha256, int], ...]:
+        """Return digest and size of every blob of a kept checkpoint or update, in the order of the file."""
+        if kept.part_count == 1:
+            return ((kept.blob_sha256, kept.size_bytes),)
+        return tuple((part.sha256, part.size_bytes) for part in self.manifests[kept.blob_sha256].parts)
+
     def making(self, checkpointing: Checkpointing | None) -> "RunModels":
         """Return the models with this checkpoint being made; None for no checkpoint."""
         return self if checkpointing is self.checkpointing else replace(self, checkpointing=checkpointing)

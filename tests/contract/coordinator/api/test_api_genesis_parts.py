@@ -6,7 +6,6 @@ import httpx
 import numpy as np
 import pytest
 
-from epochal.coordinator.machine.views import blobs_of
 from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator.store.checkpoint_blobs import digest_of_parts
 from epochal.state.checkpoint_parts import CheckpointManifest
@@ -45,7 +44,9 @@ async def test_delivered_checkpoint_is_kept_in_parts_with_a_manifest(awaiting: S
     manifest = parse_document(CheckpointManifest, body)
     assert sum(part.size_bytes for part in manifest.parts) == told["size_bytes"] == len(FIRST)
     run = awaiting.service.run
-    assert await digest_of_parts(awaiting.service.blobs, blobs_of(run, run.models.checkpoints[0])) == sha256_hex(FIRST)
+    assert await digest_of_parts(awaiting.service.blobs, run.models.blobs_of(run.models.checkpoints[0])) == sha256_hex(
+        FIRST
+    )
     shared = len(manifest.parts) - len({part.sha256 for part in manifest.parts})
     assert shared >= 1, "equal parts are one blob"
 

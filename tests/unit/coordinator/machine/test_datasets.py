@@ -13,6 +13,7 @@ from epochal.state.dataset_descriptions import DatasetDescription, DescribedFile
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ReadyReport
 from epochal.state.phase_names import RunState
+from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup, refused
 
@@ -22,6 +23,15 @@ THREE = {"config__init_min_clients": 3, "config__min_clients": 2}
 
 def pin(driver: Driver, fingerprint: str | None) -> None:
     driver.send(stimuli.DataFingerprintSet(fingerprint))
+
+
+def _decided_by(driver: Driver) -> str:
+    run = driver.run
+    return decided_by(run.data, run.work, run.state_file.config.data_fingerprint)
+
+
+def _disagreement(driver: Driver, client_id: ClientId) -> Refused | None:
+    return disagreement(driver.run.data, driver.run.members.by_id.get(client_id))
 
 
 def ready_clients(driver: Driver) -> set[str]:
@@ -38,7 +48,7 @@ def test_first_client_with_other_data_does_not_decide_for_two_others() -> None:
     driver.ready(client(3), data_fingerprint="right")
     assert driver.run.data.fingerprint == "right"
     assert ready_clients(driver) == {client(2), client(3)}
-    waits = disagreement(driver.run, client(1))
+    waits = _disagreement(driver, client(1))
     assert waits is not None
     assert (waits.kind, waits.context) == ("data-undecided", {"expected": "right"})
     assert "2 members have other data" in waits.message
@@ -51,11 +61,11 @@ def test_members_with_different_data_wait_for_a_majority_in_warmup() -> None:
     driver.pass_time(29)
     assert driver.in_phase(RunState.WARMUP)
     for number, other in ((1, "right"), (2, "wrong")):
-        waits = disagreement(driver.run, client(number))
+        waits = _disagreement(driver, client(number))
         assert waits is not None
         assert "no data have a majority (1 to 1)" in waits.message
         assert other in waits.message
-    assert decided_by(driver.run) == "nobody yet"
+    assert _decided_by(driver) == "nobody yet"
 
 
 def test_member_that_leaves_takes_its_vote_along() -> None:
@@ -79,7 +89,7 @@ def test_votes_do_not_change_the_data_of_a_round_under_way() -> None:
     assert driver.run.work.batches_applied
     assert driver.run.data.fingerprint == "data", "the applied round decided"
     assert ready_clients(driver) == {client(1), client(2)}
-    assert decided_by(driver.run) == "first round"
+    assert _decided_by(driver) == "first round"
 
 
 def test_votes_count_again_after_a_round_that_applied_nothing() -> None:
@@ -209,7 +219,7 @@ def test_fingerprint_in_the_state_file_decides_before_anybody_joins() -> None:
     assert driver.run.data.votes == {}
     driver.ready(client(1), data_fingerprint=PINNED)
     assert ready_clients(driver) == {client(1)}
-    assert decided_by(driver.run) == "state file"
+    assert _decided_by(driver) == "state file"
 
 
 def test_operator_corrects_the_data_of_a_run_that_trained_on_others() -> None:
@@ -218,7 +228,7 @@ def test_operator_corrects_the_data_of_a_run_that_trained_on_others() -> None:
     driver.join(3)
     pin(driver, PINNED)
     assert driver.run.data.fingerprint == PINNED
-    assert decided_by(driver.run) == "operator"
+    assert _decided_by(driver) == "operator"
     assert ready_clients(driver) == set()
     driver.ready(client(3), data_fingerprint=PINNED)
     with refused("fingerprint-differs"):
@@ -235,7 +245,7 @@ def test_pin_that_is_taken_back_leaves_the_data_to_the_members() -> None:
     pin(driver, None)
     assert driver.run.data.fingerprint == OTHER
     assert ready_clients(driver) == {client(1)}
-    assert decided_by(driver.run) == "turn of its members"
+    assert _decided_by(driver) == "turn of its members"
 
 
 def test_command_does_not_contradict_the_state_file() -> None:
@@ -284,7 +294,7 @@ def test_descriptions_are_bounded_and_those_of_gone_data_are_dropped() -> None:
     driver.join(3)
     report(driver, 3, "new data", 7)
     assert set(driver.run.data.datasets) == {"right", "new data"}
-    (first, second) = datasets_of(driver.run, 2)
+    (first, second) = datasets_of(driver.run.data, 2)
     assert (first.data_fingerprint, first.member_count) == ("right", 2)
     assert first.dataset is not None
     assert second.member_count == 1
@@ -294,17 +304,17 @@ def test_numbers_of_members_and_equal_votes_are_shown_in_order() -> None:
     driver = in_warmup(1, 2, 3, 4, 5, config__init_min_clients=5)
     for number, data in enumerate(("rare", "b", "a", "b", "a"), 1):
         driver.ready(client(number), data_fingerprint=data)
-    waits = disagreement(driver.run, client(1))
+    waits = _disagreement(driver, client(1))
     assert waits is not None
     assert "no data have a majority (2 to 2 to 1)" in waits.message
-    assert [view.data_fingerprint for view in datasets_of(driver.run, 9)] == ["a", "b", "rare"]
-    assert [view.data_fingerprint for view in datasets_of(driver.run, 1)] == ["a"]
+    assert [view.data_fingerprint for view in datasets_of(driver.run.data, 9)] == ["a", "b", "rare"]
+    assert [view.data_fingerprint for view in datasets_of(driver.run.data, 1)] == ["a"]
 
 
 def test_client_that_has_not_reported_disagrees_with_nobody() -> None:
     driver = in_warmup(1, 2)
     driver.ready(client(1))
-    assert [disagreement(driver.run, client(number)) for number in (1, 2, 9)] == [None, None, None]
+    assert [_disagreement(driver, client(number)) for number in (1, 2, 9)] == [None, None, None]
 
 
 def test_first_description_of_data_stays_unless_a_later_one_lists_files() -> None:

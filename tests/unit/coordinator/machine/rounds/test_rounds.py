@@ -285,7 +285,9 @@ def recover(driver: Driver, count: int) -> None:
             plan = current.tasks.plan
             for client_id, assigned in plan.assignments.items():
                 known = client_id in current.results.commitments or client_id in current.missing.failures
-                if assigned and client_id in driver.run.members and not known:
+                if not assigned or client_id not in driver.run.members or known:
+                    continue
+                if driver.round.missing.pending:  # else it has joined again, after the others had delivered: too late
                     driver.deliver(client_id)
             if driver.run.round is not None and driver.run.clock.phase is RunState.ROUND_TRAIN:
                 attest_again(driver)
