@@ -3,12 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from epochal.state.documents import RunDocument
 from epochal.state.phase_names import ROUND_PHASES, RunState
 
 PAUSABLE_PHASES = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
 """The phases that an operator's pause does not cut short."""
 MAX_NAMED = 4
 """Maximum number of clients that are named."""
+WAITS_FOR_PEOPLE = {
+    RunState.UNINITIALIZED: "the run's start",
+    RunState.WAITING_FOR_MEMBERS: "more members",
+    RunState.PAUSED: "an operator, who must resume the run",
+}
+"""Phases that end when people act, and the act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +91,18 @@ def _words(now: Situation) -> str:
             return "is paused, and waits for its operator to resume it"
         case RunState.FINISHED:
             return f"is finished: all {now.total_steps} steps are done"
+
+
+def awaited_by(document: RunDocument) -> str | None:
+    """Return what a client knows of the wait, as a phrase; None while rounds go on, and after the end."""
+    phase = document.run_state
+    if phase in WAITS_FOR_PEOPLE:
+        return f"{WAITS_FOR_PEOPLE[phase]} ({document.reason})"
+    if phase is RunState.WARMUP and document.checkpoint is None:
+        return "the run's first model, which its operator or an elected member delivers"
+    if phase is RunState.WARMUP:
+        return "members, until enough of them are ready"
+    return None if phase in ROUND_PHASES or phase is RunState.FINISHED else "the epoch's checkpoint"
 
 
 def with_limit(words: str, remaining_s: float | None) -> str:

@@ -72,7 +72,7 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
     if not measured:
         phase_s, phase, reason = played.phases[-1]
         text = f"no round ends with an outcome: after {phase_s:,.0f} s the run is in {phase.value}"
-        return Plan(sizes, whole, f"{text} ({reason.partition(';')[0]})", notes)
+        return Plan(sizes, whole, f"{text} ({reason})", notes)
     found = _figures(state, groups, played, measured)
     return replace(found, warnings=(*_round_notes(state, found), *notes))
 

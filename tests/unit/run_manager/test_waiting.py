@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from epochal.run_manager.waiting import WAIT_WARNING_S, WaitingNotice, awaited
+from epochal.run_manager.waiting import WAIT_WARNING_S, WaitingNotice
 from epochal.state.documents import CheckpointRef
 from epochal.state.phase_names import RunState
+from epochal.state.shown.waiting_words import awaited_by
 from epochal.state.wire import Sha256
 from tests.support.data.documents import run_document
 from tests.support.simulate.virtual_time import in_virtual_time
@@ -26,17 +27,17 @@ CHECKPOINT = CheckpointRef(3, Sha256("aa" * 32), 100, Sha256("bb" * 32))
 )
 def test_awaited_is_named(phase: RunState, phrase: str) -> None:
     document = replace(run_document(phase), checkpoint=None)
-    assert str(awaited(document)).startswith(phrase)
+    assert str(awaited_by(document)).startswith(phrase)
 
 
 def test_client_that_is_ready_before_the_others_waits_for_them() -> None:
     document = replace(run_document(RunState.WARMUP), checkpoint=CHECKPOINT)
-    assert str(awaited(document)).startswith("members, until enough")
+    assert str(awaited_by(document)).startswith("members, until enough")
 
 
 @pytest.mark.parametrize("phase", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.FINISHED])
 def test_nothing_is_awaited_while_the_run_goes_on(phase: RunState) -> None:
-    assert awaited(run_document(phase)) is None
+    assert awaited_by(run_document(phase)) is None
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
