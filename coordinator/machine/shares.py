@@ -16,6 +16,7 @@ most (`state/assignment.py`).
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 from statistics import median_high
 from typing import NamedTuple, TypeAlias
 
@@ -80,18 +81,19 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
         step: of the round.
         seed: that orders its proven clients.
     """
-    ordered = sorted(clients)
+    ordered = sorted(clients, key=attrgetter("client_id"))
     proven = [one for one in ordered if one.is_proven]
     others = [_newcomers_part(one, total, len(ordered)) for one in ordered if not one.is_proven]
     if not proven:
         shares = iter(apportion_below(others, total, total, ceiling))
         return Roster(tuple(RosterEntry(one.client_id, next(shares), proven=False) for one in ordered), ceiling)
     for_proven = total - for_newcomers(sum(others), total)
-    of_proven, of_others = iter(_by_speed(proven, for_proven, total, ceiling, step, seed)), iter(others)
-    entries = (
-        RosterEntry(one.client_id, next(of_proven if one.is_proven else of_others), one.is_proven) for one in ordered
-    )
-    return Roster(tuple(entries), ceiling)
+    counts = _by_speed(proven, for_proven, total, ceiling, step, seed)
+    if others:
+        of_proven, of_others = iter(counts), iter(others)
+        counts = [next(of_proven if one.is_proven else of_others) for one in ordered]
+    ids, are_proven = map(attrgetter("client_id"), ordered), map(attrgetter("is_proven"), ordered)
+    return Roster(tuple(map(RosterEntry, ids, counts, are_proven)), ceiling)
 
 
 def _newcomers_part(one: Sharing, total: int, count: int) -> int:
@@ -105,25 +107,27 @@ def _by_speed(
     """Return the shares of proven clients, which add up to `total`; `whole` counts the batches of others too."""
     equal = [total // len(proven) + (place < total % len(proven)) for place in range(len(proven))]
     most = int(largest_part(equal, whole, ceiling))
-    bounds = [min(one.claim, one.earned, most, MAX_SHARE) for one in proven]
-    if sum(bounds) <= total:
-        return apportion_below(bounds, total, whole, ceiling)
+    columns = [(one.claim, one.earned, one.last_step, one.speed.fixed_us, one.speed.batch_us) for one in proven]
+    claim, earned, last_step, fixed_us, batch_us = np.array(columns, np.int64).T
+    bounds = np.minimum(np.minimum(claim, earned), min(most, MAX_SHARE))
+    if bounds.sum() <= total:
+        return apportion_below(bounds.tolist(), total, whole, ceiling)
     order = np.array(order_of(seed, len(proven)), np.int64)
-    waits = [step - one.last_step for one in proven]
-    values = [np.array(each, np.int64)[order] for each in (*_times(proven), bounds, waits)]
-    last = np.array([one.earned // 2 for one in proven], np.int64)[order]
+    timed = Timed(*(each[order] for each in (*_times(fixed_us, batch_us), bounds, step - last_step)))
     shares = np.zeros(len(proven), np.int64)
-    shares[order] = ending_together(Timed(*values), total, last, is_for_all=step % ROUNDS_PER_TURN == 0)
+    last = earned[order] // 2
+    shares[order] = ending_together(timed, total, last, is_for_all=step % ROUNDS_PER_TURN == 0)
     counts: list[int] = shares.tolist()
     return counts
 
 
-def _times(proven: Sequence[Sharing]) -> tuple[list[int], list[int]]:
+def _times(fixed_us: _Integers, batch_us: _Integers) -> tuple[_Integers, _Integers]:
     """Return start and time per batch of each client; of one that is not known, the median of those that are."""
-    known = [one.speed for one in proven if one.speed.is_known] or [Speed((), 0, 1)]
-    usual = Speed((), median_high(one.fixed_us for one in known), median_high(one.batch_us for one in known))
-    speeds = [one.speed if one.speed.is_known else usual for one in proven]
-    return [speed.fixed_us for speed in speeds], [speed.batch_us for speed in speeds]
+    known = batch_us > 0
+    if known.all():
+        return fixed_us, batch_us
+    usual = [median_high(times[known].tolist() or [least]) for times, least in ((fixed_us, 0), (batch_us, 1))]
+    return np.where(known, fixed_us, usual[0]), np.where(known, batch_us, usual[1])
 
 
 class Timed(NamedTuple):
