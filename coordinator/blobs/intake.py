@@ -1,5 +1,8 @@
 """The one way of an announced blob: its bytes are held, checked, and then counted.
 
+Held: the store compares size and digest (`check_content` in `coordinator/store/blobs.py`). Checked: by the rules of
+results and checkpoints (`state/blob_checks.py`). Counted: a stimulus says so to the machine.
+
 The bytes come from one of three sources: with the commitment (`inline_results.py`), by upload (`uploads.py`), or by an
 object store (`from_object_store.py`).
 

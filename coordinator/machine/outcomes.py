@@ -2,6 +2,8 @@
 
 The rule kept here ("exactly once"): every batch below the cursor is either applied, carried, suspected or quarantined.
 Tests of the machine check it after every stimulus, and the audit (`coordinator/proof/audit.py`) over the whole journal.
+
+An outcome is not journalled: the stimuli are, and a replay judges the round again. Its update is (`UpdateMade`).
 """
 
 from collections import Counter

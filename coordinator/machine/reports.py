@@ -90,7 +90,7 @@ def _judged(current: Round, clock: PhaseClock, client_id: ClientId, verdict: Che
 
 
 def attest(current: Round | None, clock: PhaseClock, event: AttestationReceived) -> Round:
-    """Record which results a witness holds. Until the phase ends it may attest more of them, from the same replica.
+    """Record which verified results a witness read of. Until the phase ends it may attest more, from the same replica.
 
     Raises:
         Refused: `stale-round`, `not-in-roster`, `invalid-body` or `already-committed`.

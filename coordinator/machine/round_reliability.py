@@ -1,4 +1,7 @@
-"""The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked."""
+"""The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked.
+
+What follows from misses (smaller bounds, and rests) is in `parts/reliability.py`.
+"""
 
 from collections import Counter
 from dataclasses import replace

@@ -138,7 +138,7 @@ class ResultReceived:
 
 @dataclass(frozen=True, slots=True)
 class AttestationReceived:
-    """A witness attested which results it holds."""
+    """A witness attested which results are on the list of verified ones, and which replica it holds."""
 
     client_id: ClientId
     report: Attestation

@@ -174,10 +174,10 @@ def _results_in_reason(current: Round, clock: PhaseClock, pace: RunPace, members
         return "every assigned client failed or left"
     witnesses, complete = current.tasks.plan.witnesses, _complete_witnesses(current)
     if len(complete) >= current.tasks.plan.quorum:
-        return f"{len(complete)} of {len(witnesses)} witnesses saw every result"
+        return f"{len(complete)} of {len(witnesses)} witnesses attested every result"
     left = [witness for witness in witnesses if witness in members]
     if complete.issuperset(left):
-        return f"all {len(left)} witnesses that are left saw every result"
+        return f"all {len(left)} witnesses that are left attested every result"
     return None
 
 

@@ -1,4 +1,4 @@
-"""The sum of a round's results while they arrive: in a file of the spool unless it is small."""
+"""Room for the sum of a round's results: memory if it is small, else a file of the spool (`UpdateSum.add` adds)."""
 
 from typing import Literal
 

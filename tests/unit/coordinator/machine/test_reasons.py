@@ -38,9 +38,9 @@ def test_ordinary_run_tells_its_rounds_from_the_first_to_the_last() -> None:
     assert reasons(driver)[1:] == [
         "2 members, 2 needed",
         "all 2 members are ready",
-        "2 of 2 witnesses saw every result",
+        "2 of 2 witnesses attested every result",
         "step 2, attempt 1",
-        "2 of 2 witnesses saw every result",
+        "2 of 2 witnesses attested every result",
         "all 2 steps are done",
         "all 2 steps are done",
     ]
@@ -87,7 +87,7 @@ def test_training_ends_when_all_witnesses_that_are_left_saw_everything() -> None
     driver.send(stimuli.ClientWithdrew(client(4)))
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.attest(client(2))
-    assert "all 2 witnesses that are left saw every result" in reasons(driver)
+    assert "all 2 witnesses that are left attested every result" in reasons(driver)
     assert driver.run.progress.attempt == 1, "two of four are no quorum, and nobody else can attest"
 
 
@@ -100,7 +100,7 @@ def test_training_goes_on_until_a_quorum_saw_the_last_result() -> None:
     driver.attest(client(1), client(2))
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.attest(client(3))
-    assert "3 of 4 witnesses saw every result" in reasons(driver)
+    assert "3 of 4 witnesses attested every result" in reasons(driver)
     assert driver.run.progress.step == 2
 
 
