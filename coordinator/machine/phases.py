@@ -21,7 +21,7 @@ TRANSITIONS = (
     ("members_gathered", WAITING,       WARMUP,   "enough members, extra time over"),
     ("members_lost",     WARMUP,        WAITING,  "fewer than min_clients, or no checkpoint in time"),
     ("warmed_up",        WARMUP,        TRAIN,    "all ready, or enough and the others had time"),
-    ("results_in",       TRAIN,         WITNESS,  "a quorum attested all results, only newcomers are late, or time over"),
+    ("results_in",       TRAIN,         WITNESS,  "a quorum attested all results, only newcomers late, or time over"),
     ("next_round",       WITNESS,       TRAIN,    "a quorum attested everything, or time over"),
     ("epoch_ended",      WITNESS,       COOLDOWN, "below min_clients, epoch time over, last step done, "
                                                   "pause pending, or blobs near their limit"),
