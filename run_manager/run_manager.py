@@ -234,8 +234,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     """Begin to fetch the checkpoint, and to follow the run with a replica."""
     session, dependencies, state, spool = ground.session, ground.dependencies, ground.config.state, ground.spool
     observer, worker = dependencies.observer, ground.worker
-    merge_worker, hasher = dependencies.new_worker("epochal-merge"), dependencies.new_worker("epochal-digest")
-    merger = Merger(state.merge, spool, merge_worker, hasher)
+    merger = Merger.with_threads(state.merge, spool, dependencies.new_worker)
     ground.closing.push_async_callback(merger.aclose)
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)

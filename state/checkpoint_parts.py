@@ -23,6 +23,8 @@ MAX_PART_BYTES = 256 * 1024 * 1024
 MIN_PART_BYTES = 1024
 MAX_PARTS = 512
 """Maximum number of parts of a checkpoint: 128 GiB at the largest size of a part; its report stays below 64 KiB."""
+UPDATE_PART_BYTES = 8 * 1024 * 1024
+"""Size of an update's parts, as long as `MAX_PARTS` are enough: 16 million values with int4."""
 MANIFEST_FORMAT = 1
 
 
@@ -61,6 +63,16 @@ def part_ranges(size_bytes: int, part_bytes: int) -> Iterator[tuple[int, int]]:
     """
     for start in range(0, size_bytes, part_bytes):
         yield start, min(start + part_bytes, size_bytes)
+
+
+def update_part_bytes(size_bytes: int, part_bytes: int) -> int:
+    """Return the size of an update's parts: small ones, because a client applies a part once all of it is there.
+
+    Args:
+        size_bytes: of the update.
+        part_bytes: maximum size of a part (`blobs.part_bytes`).
+    """
+    return min(part_bytes, max(UPDATE_PART_BYTES, -(-size_bytes // MAX_PARTS)))
 
 
 def check_parts(parts: Sequence[CheckpointPart], digest: Sha256, size_bytes: int) -> None:

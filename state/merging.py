@@ -10,7 +10,7 @@ Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `tor
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -20,12 +20,14 @@ from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError, InternalError
 from epochal.state.model.replica import Replica
-from epochal.state.model.tensors import Float32Array, Tensors, frozen_tensors
+from epochal.state.model.tensors import Float32Array, TensorLayout, Tensors, frozen_tensors
 from epochal.state.model.value_checks import check_values
 from epochal.state.results import Difference
 
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""
+PIECE_ELEMENTS = 1 << 20
+"""Values that one thread merges before another may take over: a call of some milliseconds."""
 
 
 class UnsoundArithmetic(EpochalError):
@@ -54,45 +56,100 @@ class OuterStep:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MergeOutput:
-    """The arrays to which a merge writes the new values, with the names and shapes of the replica's.
-
-    Attributes:
-        written: called after each chunk, with the number of its values. Chunks come in the order of the parameters.
-    """
+    """The arrays to which a merge writes the new values, with the names and shapes of the replica's."""
 
     parameters: Tensors
     momentum: Tensors
-    written: Callable[[int], None]
 
 
-def merge(replica: Replica, update: Difference, outer: OuterStep, output: MergeOutput | None = None) -> Replica:
-    """Return the replica after an update: one step further, with new parameters and momentum.
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The flat values `start` to `stop` of one parameter; `start` is a multiple of `CHUNK_ELEMENTS`."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return self.stop - self.start
+
+
+def pieces_of(layout: TensorLayout) -> Iterator[tuple[Stretch, ...]]:
+    """Yield the values of a model's parameters in pieces of `PIECE_ELEMENTS` at most, in name order: one is merged at a
+    time, or several side by side, because elements are independent."""
+    piece: list[Stretch] = []
+    room = PIECE_ELEMENTS
+    for name, count in layout.counts():
+        for start in range(0, count, PIECE_ELEMENTS):
+            stretch = Stretch(name, start, min(start + PIECE_ELEMENTS, count))
+            if stretch.size > room:
+                yield tuple(piece)
+                piece, room = [], PIECE_ELEMENTS
+            piece.append(stretch)
+            room -= stretch.size
+    yield tuple(piece)
+
+
+class Merge:
+    """The outer step from one replica to the next, of which any stretch is computed at a time.
 
     Takes the memory of the new replica, unless there is an `output` for it, and a constant (`CHUNK_ELEMENTS`).
 
     Args:
         replica: the round's start.
-        update: the mean of the round's results, as the update holds it: encoded tensors are decoded part by part.
+        update: the mean of the round's results, as the update holds it: encoded tensors are decoded part by part, no
+            sooner than their stretch is computed.
         outer: the outer optimizer.
         output: where to write the new replica, which consists of these arrays then; None for new memory.
 
     Raises:
         InternalError: other names, shapes or types than the replica's, or a replica without outer momentum in a run
             that has it; the caller's bug: updates are checked when they are decoded.
-        Diverged: the new values are not finite. The same on every replica; do not retry.
     """
-    update = _checked(replica, update)
-    if outer.momentum and not replica.has_momentum:
-        raise InternalError(f"a replica without outer momentum, in a run whose momentum is {outer.momentum:g}")
-    output = output or _in_memory(replica)
-    with np.errstate(all="ignore"):  # overflow is found below; underflow to a denormal is intended
-        for name, start in replica.parameters.items():
-            step = _TensorStep(
-                start.reshape(-1), replica.momentum[name].reshape(-1) if replica.has_momentum else None, update[name]
-            )
-            if not _merge_tensor(step, outer, name, output):
-                raise Diverged(f"the update of step {replica.step + 1} makes {name!a} infinite", step=replica.step + 1)
-    return Replica(replica.step + 1, output.parameters, output.momentum)
+
+    def __init__(
+        self, replica: Replica, update: Difference, outer: OuterStep, output: MergeOutput | None = None
+    ) -> None:
+        self._update = _checked(replica, update)
+        if outer.momentum and not replica.has_momentum:
+            raise InternalError(f"a replica without outer momentum, in a run whose momentum is {outer.momentum:g}")
+        self._replica = replica
+        self._outer = outer
+        self._output = output or _in_memory(replica)
+
+    def compute(self, stretch: Stretch) -> None:
+        """Write θ′ and v′ of a stretch.
+
+        Raises:
+            Diverged: the new values are not finite. The same on every replica; do not retry.
+        """
+        start, momentum = self._replica.parameters[stretch.name], self._replica.momentum
+        values = momentum[stretch.name].reshape(-1) if self._replica.has_momentum else None
+        step = _TensorStep(start.reshape(-1), values, self._update[stretch.name])
+        with np.errstate(all="ignore"):  # overflow is found; underflow to a denormal is intended
+            is_finite = _merge_stretch(step, self._outer, stretch, self._output)
+        if not is_finite:
+            step_number = self._replica.step + 1
+            raise Diverged(f"the update of step {step_number} makes {stretch.name!a} infinite", step=step_number)
+
+    def merged(self) -> Replica:
+        """Return the new replica, once all of it is computed."""
+        return Replica(self._replica.step + 1, self._output.parameters, self._output.momentum)
+
+
+def merge(replica: Replica, update: Difference, outer: OuterStep, output: MergeOutput | None = None) -> Replica:
+    """Return the replica after the update of its step.
+
+    Raises:
+        InternalError, Diverged: as `Merge`.
+    """
+    step = Merge(replica, update, outer, output)
+    for piece in pieces_of(replica.layout):
+        for stretch in piece:
+            step.compute(stretch)
+    return step.merged()
 
 
 def _in_memory(replica: Replica) -> MergeOutput:
@@ -100,7 +157,7 @@ def _in_memory(replica: Replica) -> MergeOutput:
         {name: np.empty(values.shape, np.float32) for name, values in tensors.items()}
         for tensors in (replica.parameters, replica.momentum)
     )
-    return MergeOutput(parameters, momentum, lambda _: None)
+    return MergeOutput(parameters, momentum)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -121,15 +178,15 @@ class _TensorStep:
             np.copyto(out, self.mean.reshape(-1)[start : start + out.size])
 
 
-def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeOutput) -> bool:
+def _merge_stretch(step: _TensorStep, outer: OuterStep, stretch: Stretch, output: MergeOutput) -> bool:
     """Write θ′ and v′, chunk by chunk; one NumPy call is one rounding. Return whether all of them are finite."""
-    parameters_out = output.parameters[name].reshape(-1)
-    momentum_out = None if step.momentum is None else output.momentum[name].reshape(-1)
+    parameters_out = output.parameters[stretch.name].reshape(-1)
+    momentum_out = None if step.momentum is None else output.momentum[stretch.name].reshape(-1)
     rate, decay = np.float32(outer.learning_rate), np.float32(outer.momentum)
-    size = min(CHUNK_ELEMENTS, step.parameters.size)
+    size = min(CHUNK_ELEMENTS, stretch.size)
     mean_buffer, product_buffer = np.empty(size, np.float32), np.empty(size, np.float32)
-    for start in range(0, step.parameters.size, CHUNK_ELEMENTS):
-        part = slice(start, start + CHUNK_ELEMENTS)
+    for start in range(stretch.start, stretch.stop, CHUNK_ELEMENTS):
+        part = slice(start, min(start + CHUNK_ELEMENTS, stretch.stop))
         new_parameters = parameters_out[part]
         mean, product = mean_buffer[: new_parameters.size], product_buffer[: new_parameters.size]
         step.read_mean(start, mean)
@@ -145,7 +202,6 @@ def _merge_tensor(step: _TensorStep, outer: OuterStep, name: str, output: MergeO
         np.subtract(step.parameters[part], product, out=new_parameters)  # θ′ = θ − η·(Δ + μ·v′)
         if check_values(new_parameters, math.inf) is not None:
             return False
-        output.written(new_parameters.size)
     return True
 
 

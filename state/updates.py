@@ -21,7 +21,7 @@ from epochal.state.config.state_file import MergeConfig
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import InternalError, InvalidDocument
 from epochal.state.intervals import total_batches
-from epochal.state.merging import CHUNK_ELEMENTS, Diverged
+from epochal.state.merging import CHUNK_ELEMENTS, Diverged, Stretch
 from epochal.state.model.tensors import (
     BYTES_TYPE,
     FLOAT32_TYPE,
@@ -121,6 +121,7 @@ class UpdateSum:
         if (counts is not None) != (mean == "senders"):
             raise InternalError("a mean over senders counts them, and no other does")
         self._layout = layout
+        self._starts = layout.starts()
         self._sums = sums
         self._counts = counts
         self._total = 0
@@ -144,7 +145,8 @@ class UpdateSum:
         factor = np.float32(ratio_as_float32(weight.batch_count, 1) * np.float32(weight.factor))
         self._total += weight.batch_count
         with np.errstate(all="ignore"):  # overflow is found in the mean; underflow to a denormal is intended
-            for name, place in self._places():
+            for name, count in self._layout.counts():
+                place = slice(self._starts[name], self._starts[name] + count)
                 self._add_tensor(place, weight.batch_count, factor, difference[name], read)
 
     def encoded(self, codec_name: str) -> Iterator[Block]:
@@ -154,27 +156,26 @@ class UpdateSum:
             Diverged: it is not finite. The same for whoever has the results.
             InternalError: nothing was added.
         """
+        for name, count in self._layout.counts():
+            yield from self.encoded_stretch(codec_name, Stretch(name, 0, count))
+
+    def encoded_stretch(self, codec_name: str, stretch: Stretch) -> Iterator[Block]:
+        """Yield a stretch of the mean, encoded part by part. Raise as `encoded`."""
         if not self._total:
             raise InternalError("the mean of no results")
-        codec, whole = codec_named(codec_name), ratio_as_float32(self._total, 1)
-        for name, place in self._places():
-            sums = self._sums[place]
-            counts = None if self._counts is None else self._counts[place]
-            for part in parts_of(codec, sums.size):
-                with np.errstate(all="ignore"):
-                    if counts is None:
-                        mean = np.divide(sums[part], whole)
-                    else:
-                        mean = np.divide(sums[part], np.maximum(counts[part], 1).astype(np.float32))
-                if check_values(mean, math.inf) is not None:
-                    raise Diverged(f"the mean of the results of {name!a} is infinite", tensor=name)
-                yield codec.encode(mean)
-
-    def _places(self) -> Iterator[tuple[str, slice]]:
-        start = 0
-        for name, count in self._layout.counts():
-            yield name, slice(start, start + count)
-            start += count
+        codec, whole, name = codec_named(codec_name), ratio_as_float32(self._total, 1), stretch.name
+        first = self._starts[name] + stretch.start
+        place = slice(first, first + stretch.size)
+        sums, counts = self._sums[place], None if self._counts is None else self._counts[place]
+        for part in parts_of(codec, sums.size):
+            with np.errstate(all="ignore"):
+                if counts is None:
+                    mean = np.divide(sums[part], whole)
+                else:
+                    mean = np.divide(sums[part], np.maximum(counts[part], 1).astype(np.float32))
+            if check_values(mean, math.inf) is not None:
+                raise Diverged(f"the mean of the results of {name!a} is infinite", tensor=name)
+            yield codec.encode(mean)
 
     def _add_tensor(
         self,
@@ -214,6 +215,37 @@ def update_of(header: UpdateHeader, layout: TensorLayout, blocks: Callable[[], I
     """
     metadata = {key: str(value) for key, value in asdict(header).items()} | {"format": UPDATE_FORMAT}
     return tensor_stream(codec_named(header.codec).encoded(layout), metadata, blocks)
+
+
+class UpdatePlaces:
+    """Where in the file of an update its values are: as of one content there is one file, that is known before them.
+
+    Args:
+        header: says whose it is.
+        layout: names and shapes of the model's parameters.
+
+    Attributes:
+        beginning: the file's first bytes, after which the values follow.
+        size_bytes: size of the file.
+        dtype: type of its tensors.
+    """
+
+    def __init__(self, header: UpdateHeader, layout: TensorLayout) -> None:
+        blank = update_of(header, layout, lambda: iter(()))
+        self.beginning = blank.header
+        self.size_bytes = blank.size_bytes
+        self._codec = codec_named(header.codec)
+        self._starts = blank.layout.starts()
+        self.dtype = blank.layout.dtype
+        self._item_bytes = blank.layout.item_bytes
+
+    def of(self, stretch: Stretch) -> slice:
+        """Return the place of a stretch in the file, in bytes; it begins and ends at groups, or at the tensor's end."""
+        start = len(self.beginning) + self._starts[stretch.name] * self._item_bytes
+        return slice(start + self._size(stretch.start), start + self._size(stretch.stop))
+
+    def _size(self, count: int) -> int:
+        return self._codec.encoded(TensorLayout((("", (count,)),))).size_bytes if count else 0
 
 
 def update_bytes(

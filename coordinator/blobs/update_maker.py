@@ -14,7 +14,6 @@ begins again from the run as it is kept, and clients that have waited long enoug
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -26,8 +25,10 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
 from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
-from epochal.state.checkpoint_parts import CheckpointPart, parts_digest
+from epochal.runtime.task_errors import first_error
+from epochal.state.checkpoint_parts import CheckpointPart, parts_digest, update_part_bytes
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
 from epochal.state.errors import EpochalError, Refused
@@ -38,7 +39,7 @@ from epochal.state.model.replica import examined_replica
 from epochal.state.refusals import Refusal
 from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
 from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
-from epochal.state.wire import Blake3, ClientId, Sha256
+from epochal.state.wire import ClientId, Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
 
@@ -170,7 +171,6 @@ class UpdateMaker:
 
     async def _make(self, run: Run, outcome: Outcome) -> None:
         """Make, keep and journal the update of an outcome."""
-        layout = await self._layout()
         start = await self._replica(run, outcome.step - 1)
         if start.digest != outcome.replica_digest:
             self._held = None
@@ -178,11 +178,15 @@ class UpdateMaker:
             raise Refused(Refusal.REPLICA_DIFFERS, message)
         total = await self._sum_of(outcome)
         header = UpdateHeader.of(outcome, self._merger.rule)
-        file = await self._merger.update(total.total, header, layout)
-        held = await self._merger.applied(start.replica, decode_update(file.view(), header, layout))
+        arrival = Arrival()
+        try:
+            async with asyncio.TaskGroup() as group:
+                making = group.create_task(self._merger.made(total.total, header, start.replica, arrival))
+                await self._keep(outcome.step, arrival, making)
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         self._sum = None
-        await self._keep(outcome.step, file, held.digest)
-        self._held = held
+        self._held = making.result()[1]
 
     async def _sum_of(self, outcome: Outcome) -> _Sum:
         """Return the sum of an outcome's results: the one under way if its results are the outcome's first ones."""
@@ -236,24 +240,29 @@ class UpdateMaker:
         replica = examined_replica(file.view())
         return HeldReplica(replica, checkpoint.replica_digest, file)
 
-    async def _keep(self, step: int, file: SpoolFile, digest: Blake3) -> None:
-        """Keep an update's bytes, and journal it; one that somebody journalled first, or that is late, is dropped."""
-        service = self._service
+    async def _keep(self, step: int, arrival: Arrival, making: asyncio.Task[tuple[SpoolFile, HeldReplica]]) -> None:
+        """Keep an update's bytes as they come, and journal it once its replica is made.
+
+        One that somebody journalled first, or that is late, is dropped.
+        """
+        service, size_bytes = self._service, await arrival.size()
         with contextlib.ExitStack() as taken_in:
             try:
-                if file.size_bytes <= MAX_DELIVERED_BYTES:
-                    sha256 = file.sha256()
-                    made = UpdateMade(UpdateRef(step, sha256, file.size_bytes, digest))
-                    await service.submit(made, {sha256: file.to_bytes()})
+                if size_bytes <= MAX_DELIVERED_BYTES:
+                    file, held = await making
+                    data = file.to_bytes()
+                    sha256 = sha256_hex(data)
+                    await service.submit(UpdateMade(UpdateRef(step, sha256, size_bytes, held.digest)), {sha256: data})
                     return
                 parts: list[CheckpointPart] = []
-                await service.maintenance.make_room(file.size_bytes)
-                part_bytes = service.run.state_file.blobs.part_bytes
-                async for part in keep_in_parts(service.blobs, file.size_bytes, _pieces(file), part_bytes):
+                await service.maintenance.make_room(size_bytes)
+                part_bytes = update_part_bytes(size_bytes, service.run.state_file.blobs.part_bytes)
+                async for part in keep_in_parts(service.blobs, size_bytes, arrival.pieces(), part_bytes):
                     taken_in.enter_context(service.maintenance.taking_in(part.sha256))
                     parts.append(part)
+                _, held = await making
                 made = UpdateMade(
-                    UpdateRef(step, parts_digest(parts), file.size_bytes, digest, len(parts)),
+                    UpdateRef(step, parts_digest(parts), size_bytes, held.digest, len(parts)),
                     tuple(parts) if len(parts) > 1 else (),
                 )
                 await service.submit(made)
@@ -284,8 +293,3 @@ def _most_batches(state: StateFile, current: Round) -> Fraction:
         if given
     ]
     return most_batches(entries, current.tasks.roster.ceiling)
-
-
-async def _pieces(file: SpoolFile) -> AsyncIterator[bytes]:
-    for piece in file.pieces():
-        yield piece

@@ -8,6 +8,7 @@ The rule kept here: no byte of a part is believed before all of it has arrived a
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from epochal.run_manager.events import BlobFetched, Observer, ignore
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import CountedBytes, ReceivedBytes, ReceivedFile, ReceivedPart
 from epochal.runtime.long_work import BYTES, LongWork, long_work
+from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
@@ -54,13 +56,21 @@ class _Wanted:
     loss: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _UnderWay:
     """The download under way: what is wanted, its file, and its parts as far as they have arrived."""
 
     named: CheckpointRef | UpdateRef
     file: SpoolFile
     wanted: tuple[_Wanted, ...]
+    arrival: Arrival | None = None
+
+    def note_arrived(self) -> None:
+        """Let the arrival know of the parts that are whole and follow one another from the first on."""
+        if self.arrival is not None:
+            whole = itertools.takewhile(lambda wanted: wanted.is_whole, self.wanted)
+            arrived_bytes = sum(wanted.part.size_bytes for wanted in whole)
+            self.arrival.advance(self.file, arrived_bytes, self.named.size_bytes)
 
 
 class CheckpointDownload:
@@ -80,8 +90,12 @@ class CheckpointDownload:
         self._observer = observer
         self._under_way: _UnderWay | None = None
 
-    async def fetch(self, named: CheckpointRef | UpdateRef) -> SpoolFile:
+    async def fetch(self, named: CheckpointRef | UpdateRef, arrival: Arrival | None = None) -> SpoolFile:
         """Return the bytes of a checkpoint or an update, each part of them verified.
+
+        Args:
+            named: says which.
+            arrival: learns of each part that is there, with all before it.
 
         Raises:
             Refused: `not-found`: the coordinator lacks a part, or the manifest.
@@ -92,6 +106,8 @@ class CheckpointDownload:
         if self._under_way is None or self._under_way.named != named:
             self._under_way = None  # its file goes first
             self._under_way = await self._begin(named)
+        self._under_way.arrival = arrival
+        self._under_way.note_arrived()
         wanted = self._under_way.wanted
         left = iter([part for part in wanted if not part.is_whole])
         with long_work(f"downloading {named.purpose}", named.size_bytes, BYTES) as work:
@@ -150,6 +166,7 @@ class CheckpointDownload:
                 log.warning("checkpoint_part_wrong", extra=fields)
                 continue
             wanted.is_whole = True
+            self._under_way.note_arrived()
             took_s, is_update = asyncio.get_running_loop().time() - started_s, isinstance(named, UpdateRef)
             self._observer(BlobFetched(target.size_bytes, took_s, is_merged=is_update))
             return

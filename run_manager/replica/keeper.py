@@ -23,15 +23,17 @@ from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
+from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, RunDocument, UpdateRef
 from epochal.state.errors import Desync, InvalidDocument, Refused
 from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
 from epochal.state.refusals import Refusal
-from epochal.state.results import Difference, result_size_bound
-from epochal.state.updates import UpdateHeader, UpdateRule, decode_update, update_size_bound
+from epochal.state.results import result_size_bound
+from epochal.state.updates import UpdateHeader, UpdateRule, update_size_bound
 from epochal.state.wire import document_digest
 
 log = logging.getLogger(__name__)
@@ -67,8 +69,8 @@ class ReplicaKeeper:
     Args:
         requests: the coordinator.
         download: fetches checkpoints and updates.
-        own_updates: makes those that do not come.
-        merger: applies updates.
+        own_updates: adds up the results of an update that does not come.
+        merger: applies updates, and makes those that do not come.
         spool: where new replicas are written.
         worker: checks checkpoints, off the event loop.
         check_checkpoint: raises `InvalidDocument` if a checkpoint's replica must not be held; it ends this client.
@@ -262,16 +264,14 @@ class ReplicaKeeper:
             named = await self._named_update(step, aim)
             if named is None and self._is_awaited(step):
                 return False
-            update = await self._update(outcome, named, held.replica)
+            merged, merge_s = await self._merged(outcome, named, held.replica)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             log.info("outcome_not_found", extra={"step": step, "reason": refusal.message})
             self._missing = step
             return True
-        started_s = asyncio.get_running_loop().time()
-        merged = await self._merger.applied(held.replica, update)
-        self._observer(OutcomeMerged(step, asyncio.get_running_loop().time() - started_s))
+        self._observer(OutcomeMerged(step, merge_s))
         if self._held is held:
             self._awaited = None
             self._on_outcome(outcome)
@@ -301,21 +301,38 @@ class ReplicaKeeper:
         self._waits_until_s = self._awaited[1]
         return True
 
-    async def _update(self, outcome: Outcome, named: UpdateRef | None, start: Replica) -> Difference:
-        """Return an outcome's update: fetched, or made here of its results."""
-        expected, layout = UpdateHeader.of(outcome, self._merger.rule), start.layout
+    async def _merged(self, outcome: Outcome, named: UpdateRef | None, start: Replica) -> tuple[HeldReplica, float]:
+        """Return the replica after an outcome, and the time that it took once all bytes were there.
+
+        Its update is fetched, and applied meanwhile, or made here of its results.
+        """
+        header, now_s = UpdateHeader.of(outcome, self._merger.rule), asyncio.get_running_loop().time
         if named is not None:
             try:
-                file = await self._download.fetch(named)
-                return decode_update(file.view(), expected, layout)
+                return await self._fetched_and_applied(named, header, start)
             except (Refused, InvalidDocument) as error:
                 if isinstance(error, Refused) and error.kind is not Refusal.NOT_FOUND:
                     raise
                 log.warning("update_unusable", extra={"step": outcome.step, "reason": error.message})
         else:
             log.warning("update_late", extra={"step": outcome.step, "waited_s": self._update_wait_s})
-        file = await self._own_updates.make(outcome, expected, layout)
-        return decode_update(file.view(), expected, layout)
+        total = await self._own_updates.summed(outcome, start.layout)
+        began_s = now_s()
+        _, merged = await self._merger.made(total, header, start)
+        return merged, now_s() - began_s
+
+    async def _fetched_and_applied(
+        self, named: UpdateRef, header: UpdateHeader, start: Replica
+    ) -> tuple[HeldReplica, float]:
+        arrival, now_s = Arrival(), asyncio.get_running_loop().time
+        try:
+            async with asyncio.TaskGroup() as group:
+                applying = group.create_task(self._merger.applied_on_arrival(start, arrival, header))
+                await self._download.fetch(named, arrival)
+                arrived_s = now_s()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
+        return applying.result(), now_s() - arrived_s
 
     def _drop(self, reason: str) -> None:
         if self._held is not None:

@@ -6,21 +6,21 @@ just shown that it keeps denormals, because a library can switch them off for ev
 and the replica would differ without an error.
 """
 
-import asyncio
 import mmap
+import os
 import sys
-import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Self, TypeVar
 
 from epochal.runtime.files.spool import DROPS_PAGES, Spool, SpoolFile
+from epochal.runtime.merging.arrival import Arrival
+from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.running_sum import running_sum
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.errors import EpochalError, InternalError
-from epochal.state.merging import MergeOutput, OuterStep, merge, verify_arithmetic
-from epochal.state.model.digest import HASHED_ELEMENTS, ReplicaDigest
+from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, verify_arithmetic
 from epochal.state.model.replica import (
     CheckpointForm,
     Replica,
@@ -29,15 +29,25 @@ from epochal.state.model.replica import (
     checkpoint_size_bound,
     replica_digest,
 )
-from epochal.state.model.tensors import Buffer, TensorLayout
+from epochal.state.model.tensors import Buffer, TensorLayout, wire_bytes
 from epochal.state.results import Difference, decode_result
-from epochal.state.updates import UpdateHeader, UpdateRule, UpdateSum, Weight, update_of
+from epochal.state.updates import (
+    UpdateHeader,
+    UpdatePlaces,
+    UpdateRule,
+    UpdateSum,
+    Weight,
+    decode_update,
+    update_of,
+)
 from epochal.state.wire import Blake3
+
+_T = TypeVar("_T")
 
 MERGED_IN_MEMORY_BYTES = 1024 * 1024
 """A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
-PROGRESS_TIMEOUT_S = 600.0
-"""Maximum time to wait for the next chunk of a replica that is written."""
+MERGING_THREADS = 4
+"""Maximum number of threads that write a large replica: memory is the limit of more."""
 CALLS_PER_DROP = 16
 """Pieces of at most 4 MiB of each file that are read between two times that their pages are given back."""
 
@@ -60,38 +70,6 @@ class HeldReplica:
         return self.replica.step
 
 
-class MergeProgress:
-    """The number of values of a replica's parameters, in their order, that are written; two threads share it."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._count = 0
-        self._is_over = False
-
-    def advance(self, count: int) -> None:
-        """Note that so many more are written, with the outer momentum of each."""
-        with self._changed:
-            self._count += count
-            self._changed.notify()
-
-    def end(self) -> None:
-        """Note that no more are written."""
-        with self._changed:
-            self._is_over = True
-            self._changed.notify()
-
-    def wait_for(self, count: int) -> bool:
-        """Return whether so many are written, as soon as that is known.
-
-        Raises:
-            InternalError: nothing is heard of the other thread.
-        """
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._count >= count or self._is_over, PROGRESS_TIMEOUT_S):
-                raise InternalError(f"{self._count} values were merged, and no more in {PROGRESS_TIMEOUT_S:g} s")
-            return self._count >= count
-
-
 class Merger:
     """Makes and applies the updates of one run.
 
@@ -100,14 +78,29 @@ class Merger:
         spool: where sums, updates and new replicas are written.
         worker: a `WorkerThread` of its own; `InlineWorker` in virtual time. Closed by `aclose`.
         hasher: computes digests; another thread, so that a new replica is hashed while it is written. Closed too.
+        beside: more threads, in which large replicas are written beside `worker`. Closed too.
     """
 
-    def __init__(self, merge: MergeConfig, spool: Spool, worker: Worker, hasher: Worker | None = None) -> None:
+    def __init__(
+        self,
+        merge: MergeConfig,
+        spool: Spool,
+        worker: Worker,
+        hasher: Worker | None = None,
+        beside: Sequence[Worker] = (),
+    ) -> None:
         self._outer = OuterStep.of(merge)
         self.rule = UpdateRule.of(merge)
         self._spool = spool
         self._worker = worker
         self._hasher = worker if hasher is None else hasher
+        self._lanes = (worker, *beside)
+
+    @classmethod
+    def with_threads(cls, merge: MergeConfig, spool: Spool, new_worker: Callable[[str], Worker]) -> Self:
+        """Return a merger with workers of its own, so many that large replicas are written by all cores, or by some."""
+        beside = [new_worker(f"epochal-merge-{number}") for number in range(2, min(MERGING_THREADS, _cores()) + 1)]
+        return cls(merge, spool, new_worker("epochal-merge"), new_worker("epochal-digest"), beside)
 
     async def verify(self) -> None:
         """Check that this process may merge. Call it before the first merge.
@@ -135,23 +128,46 @@ class Merger:
 
         await self._worker.run(work)
 
-    async def update(self, total: UpdateSum, header: UpdateHeader, layout: TensorLayout) -> SpoolFile:
-        """Return the file of the update that a sum makes.
+    async def made(
+        self, total: UpdateSum, header: UpdateHeader, start: Replica, arrival: Arrival | None = None
+    ) -> tuple[SpoolFile, HeldReplica]:
+        """Return the file of the update that a sum makes, and the replica after it, in one pass.
+
+        Args:
+            total: the sum.
+            header: of the update.
+            start: the replica before it.
+            arrival: learns how much of the file is written.
 
         Raises:
-            Diverged: the mean is not finite; the same for whoever makes it.
-            SpoolFull: the update finds no room.
+            Diverged: the mean, or the replica, is not finite; the same for whoever makes it.
+            SpoolFull: the update or the replica finds no room.
             UnsoundArithmetic: as `verify`.
         """
+        layout, codec = start.layout, header.codec
+        places, arrival = UpdatePlaces(header, layout), arrival or Arrival()
+        size_bytes = places.size_bytes
+        if _is_small(start):
+            stream = update_of(header, layout, partial(total.encoded, codec))
+            file = await self._worker.run(lambda: _checked(partial(self._spool.keep, stream.views(), size_bytes)))
+            arrival.advance(file, size_bytes, size_bytes)
+            return file, await self.applied(start, decode_update(file.view(), header, layout))
+        file = self._spool.file()
+        room = await self._worker.run(partial(file.prepared, size_bytes))
+        room[: len(places.beginning)] = places.beginning
 
-        def work() -> SpoolFile:
-            verify_arithmetic()
-            stream = update_of(header, layout, partial(total.encoded, header.codec))
-            file = self._spool.keep(stream.views(), stream.size_bytes)
-            self._spool.drop_pages()
-            return file
+        def encode(stretch: Stretch) -> None:
+            place = places.of(stretch).start
+            for block in total.encoded_stretch(codec, stretch):
+                data = wire_bytes(block, places.dtype)
+                room[place : place + len(data)] = data
+                place += len(data)
 
-        return await self._worker.run(work)
+        def written(piece: Piece) -> None:
+            arrival.advance(file, places.of(piece[-1]).stop, size_bytes)
+
+        update = decode_update(file.view(), header, layout)
+        return file, await self._written(start, update, encode=encode, written=written)
 
     async def applied(self, start: Replica, update: Difference) -> HeldReplica:
         """Return the replica after an update, in a file of the spool unless it is small.
@@ -162,37 +178,30 @@ class Merger:
             UnsoundArithmetic: as `verify`.
             InternalError: an update that does not fit; the caller's bug.
         """
-        size_bytes = checkpoint_size_bound(start.layout, has_momentum=start.has_momentum)
-        if size_bytes <= MERGED_IN_MEMORY_BYTES or sys.byteorder != "little":  # which a checkpoint file has
-            replica = await self._worker.run(partial(self._merge, start, update, None))
+        if _is_small(start):
+            replica = await self._worker.run(lambda: _checked(partial(merge, start, update, self._outer)))
             return HeldReplica(replica, await self.digest(replica))
-        file = self._spool.file()
-        replica, digest = await self._merge_into(file, start, update)
-        return HeldReplica(replica, digest, file)
+        return await self._written(start, update)
 
-    async def _merge_into(self, file: SpoolFile, replica: Replica, update: Difference) -> tuple[Replica, Blake3]:
-        """Return the replica after an update, and its digest, which is computed while it is written to an empty file.
+    async def applied_on_arrival(self, start: Replica, arrival: Arrival, header: UpdateHeader) -> HeldReplica:
+        """Return the replica after an update, which is applied piece by piece while its file arrives.
 
-        Raise as `applied`.
+        Raises:
+            InvalidDocument: as `decode_update`.
+            Diverged, SpoolFull, UnsoundArithmetic: as `applied`.
         """
-        form = CheckpointForm(replica.step + 1, replica.layout, replica.has_momentum)
-        progress, failure = MergeProgress(), None
-        output = await self._worker.run(partial(self._output, file, form, progress))
-        async with asyncio.TaskGroup() as group:
-            digesting = group.create_task(
-                self._hasher.run(partial(following_digest, form, output, progress, self._dropping()))
-            )
-            try:
-                merged = await self._worker.run(partial(self._merge, replica, update, output))
-            except EpochalError as error:
-                failure = error
-            finally:
-                progress.end()
-        if failure is not None:
-            raise failure
-        digest = digesting.result()
-        assert digest is not None
-        return merged, digest
+        places = UpdatePlaces(header, start.layout)
+        file = await arrival.first(len(places.beginning))
+        if _is_small(start) or file[: len(places.beginning)] != places.beginning:
+            await arrival.first(len(file))  # one with another header may still be read as this update
+        update = decode_update(file.view(), header, start.layout)
+        if _is_small(start):
+            return await self.applied(start, update)
+
+        async def ready(piece: Piece) -> None:
+            await arrival.first(places.of(piece[-1]).stop)
+
+        return await self._written(start, update, ready)
 
     async def digest(self, replica: Replica) -> Blake3:
         """Return the replica digest, hashed off the event loop."""
@@ -200,26 +209,37 @@ class Merger:
 
     async def aclose(self) -> None:
         """End the threads; bounded."""
-        await self._worker.aclose()
-        await self._hasher.aclose()
+        for worker in (*self._lanes, self._hasher):
+            await worker.aclose()
 
-    def _output(self, file: SpoolFile, form: CheckpointForm, progress: MergeProgress) -> MergeOutput:
-        """Return where the new replica is written, in a checkpoint file whose header is written here."""
-        blank = blank_checkpoint(form)
-        room = file.prepared(blank.size_bytes)
-        room[: len(blank.header)] = blank.header
-        parameters, momentum = arrays_in(room[len(blank.header) :], form)
-        dropping = self._dropping()
+    async def _written(
+        self,
+        start: Replica,
+        update: Difference,
+        ready: Callable[[Piece], Awaitable[None]] = at_once,
+        encode: Callable[[Stretch], None] = lambda _: None,
+        written: Callable[[Piece], None] = lambda _: None,
+    ) -> HeldReplica:
+        """Return the replica after an update, written to a file; the arguments are those of `ReplicaPass`.
 
-        def written(count: int) -> None:
-            progress.advance(count)
-            dropping()
+        Args:
+            encode: writes a stretch of the update, before it is applied.
 
-        return MergeOutput(parameters, momentum, written)
+        Raise as `applied`, and what `ready` and `encode` raise.
+        """
+        file, form = self._spool.file(), CheckpointForm(start.step + 1, start.layout, start.has_momentum)
+        output = await self._worker.run(partial(_output, file, form))
+        merging = Merge(start, update, self._outer, output)
 
-    def _merge(self, replica: Replica, update: Difference, output: MergeOutput | None) -> Replica:
-        verify_arithmetic()
-        return merge(replica, update, self._outer, output)
+        def compute(piece: Piece) -> None:
+            verify_arithmetic()
+            for stretch in piece:
+                encode(stretch)
+                merging.compute(stretch)
+            self._spool.drop_pages()
+
+        steps = ReplicaPass(form, output, self._lanes, self._hasher, self._dropping())
+        return HeldReplica(merging.merged(), await steps.run(compute, ready, written), file)
 
     def _dropping(self, read: Buffer = b"") -> Callable[[], None]:
         """Return what is called after each piece, and gives pages back after several: the spool's, and of what is read.
@@ -241,27 +261,26 @@ class Merger:
         return done
 
 
-def following_digest(
-    form: CheckpointForm, output: MergeOutput, progress: MergeProgress, read: Callable[[], None]
-) -> Blake3 | None:
-    """Return the digest of the replica that is written to `output`; None if the merge ends before it is whole.
+def _checked(work: Callable[[], _T]) -> _T:
+    """Return what the work returns, done in a thread whose arithmetic was tested."""
+    verify_arithmetic()
+    return work()
 
-    Args:
-        form: of the new replica.
-        output: where it is written.
-        progress: how far that has come.
-        read: called after each piece.
-    """
-    digest, before = ReplicaDigest(form.step, form.layout, form.has_momentum), 0
-    for name, shape in form.layout.entries:
-        digest.begin(name, shape)
-        parameter = output.parameters[name].reshape(-1)
-        for values in (parameter, *((output.momentum[name].reshape(-1),) if form.has_momentum else ())):
-            for start in range(0, values.size, HASHED_ELEMENTS):
-                piece = values[start : start + HASHED_ELEMENTS]
-                if not progress.wait_for(before + start + piece.size):
-                    return None
-                digest.add_values(piece)
-                read()
-        before += parameter.size
-    return digest.hexdigest()
+
+def _is_small(replica: Replica) -> bool:
+    """Return whether the next replica is merged in memory; a file's values are little-endian."""
+    size_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
+    return size_bytes <= MERGED_IN_MEMORY_BYTES or sys.byteorder != "little"
+
+
+def _output(file: SpoolFile, form: CheckpointForm) -> MergeOutput:
+    """Return where a replica is written, in an empty file that becomes its checkpoint; the header is written here."""
+    blank = blank_checkpoint(form)
+    room = file.prepared(blank.size_bytes)
+    room[: len(blank.header)] = blank.header
+    return MergeOutput(*arrays_in(room[len(blank.header) :], form))
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -102,6 +102,14 @@ class TensorLayout:
         for name, shape in self.entries:
             yield name, math.prod(shape)
 
+    def starts(self) -> dict[str, int]:
+        """Return how many values are before those of each tensor."""
+        starts, start = {}, 0
+        for name, count in self.counts():
+            starts[name] = start
+            start += count
+        return starts
+
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:

@@ -8,11 +8,11 @@ import pytest
 
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import merger as merger_module
-from epochal.runtime.merging.merger import MergeProgress, Merger, following_digest
+from epochal.runtime.merging.merger import Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.merging import CHUNK_ELEMENTS, Diverged, MergeOutput, OuterStep, merge
-from epochal.state.model.replica import CheckpointForm, Replica, checkpoint_bytes, replica_digest
+from epochal.state.merging import CHUNK_ELEMENTS, Diverged, OuterStep, merge
+from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.model.tensors import Tensors
 
 CONFIG = MergeConfig(outer_lr=0.7, outer_momentum=0.9)
@@ -70,15 +70,3 @@ async def test_merge_that_diverges_says_so_and_ends_its_digest(tmp_path: Path, k
     after = await merger.applied(start(), tensors(3))
     assert after.digest == replica_digest(merge(start(), tensors(3), OUTER))
     await merger.aclose()
-
-
-def test_digest_of_a_merge_that_ended_early_is_none() -> None:
-    replica, progress = start(), MergeProgress()
-    output = MergeOutput(replica.parameters, replica.momentum, progress.advance)
-    form = CheckpointForm(replica.step, replica.layout, has_momentum=True)
-    total = sum(count for _, count in replica.layout.counts())
-    progress.advance(total - 1)
-    progress.end()
-    assert following_digest(form, output, progress, lambda: None) is None
-    progress.advance(1)
-    assert following_digest(form, output, progress, lambda: None) == replica_digest(replica)
