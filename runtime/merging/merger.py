@@ -155,6 +155,7 @@ class Merger:
         file = self._spool.file()
         room = await self._worker.run(partial(file.prepared, size_bytes))
         room[: len(places.beginning)] = places.beginning
+        arrival.advance(file, len(places.beginning), size_bytes)
 
         def encode(stretch: Stretch) -> None:
             place = places.of(stretch).start
