@@ -17,6 +17,8 @@ from typing import Self
 import numpy as np
 
 from epochal.state.codecs.codec import EncodedTensor
+from epochal.state.codecs.codecs_by_name import codec_named
+from epochal.state.compiled import compiled
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError, InternalError
 from epochal.state.model.replica import Replica
@@ -190,6 +192,12 @@ def _merge_stretch(step: _TensorStep, outer: OuterStep, stretch: Stretch, output
         new_parameters = parameters_out[part]
         mean, product = mean_buffer[: new_parameters.size], product_buffer[: new_parameters.size]
         step.read_mean(start, mean)
+        loops = compiled()
+        if loops is not None and step.momentum is not None and momentum_out is not None:
+            inputs = mean, step.momentum[part], step.parameters[part], rate, decay
+            if not loops.outer_step(*inputs, momentum_out[part], new_parameters):
+                return False
+            continue
         if step.momentum is not None and momentum_out is not None:
             new_momentum = momentum_out[part]
             np.multiply(step.momentum[part], decay, out=product)
@@ -233,13 +241,18 @@ def verify_arithmetic() -> None:
     tiny = np.full(_PROBE_ELEMENTS, _TINY_BITS, np.uint32).view(np.float32)
     large = np.full(_PROBE_ELEMENTS, 2.0**24, np.float32)
     with np.errstate(all="ignore"):
-        probes = (
+        probes: list[tuple[str, Float32Array, int]] = [
             ("a denormal result", np.multiply(tiny, np.float32(0.5)), 2),
             ("a denormal operand", np.add(tiny, tiny), 2 * _TINY_BITS),
             ("a tie", np.add(large, np.float32(3.0)), _TIE_BITS),
             ("a denormal quotient", np.divide(tiny, np.float32(2.0)), 2),
             ("an integer", np.full(_PROBE_ELEMENTS, 2**24 + 3, np.int64).astype(np.float32), _TIE_BITS),
-        )
+        ]
+        loops = compiled()
+        if loops is not None:
+            moved, zeros = np.empty_like(tiny), np.zeros_like(tiny)
+            loops.outer_step(zeros, tiny, zeros, np.float32(0.5), np.float32(0.5), moved, np.empty_like(tiny))
+            probes.append(("a denormal in a compiled loop", moved, 2))
     for name, found, expected in probes:
         bits = found.view(np.uint32)
         if np.any(bits != expected):
@@ -249,3 +262,19 @@ def verify_arithmetic() -> None:
                 found=hex(int(bits[0])),
                 expected=hex(expected),
             )
+
+
+def probe_bits() -> bytes:
+    """Return the bits of a merge of numbers of every kind, as `state/compiled.py` compares them."""
+    bits = np.arange(2 * _PROBED_VALUES, dtype=np.uint32) * np.uint32(2654435761)  # spread over all exponents
+    values = np.where((bits >> 23) % 256 < 200, bits, bits & 0x807FFFFF).astype(np.uint32).view(np.float32)
+    theta, velocity = values[:_PROBED_VALUES], values[_PROBED_VALUES:]
+    replica, found = Replica(0, {"w": theta}, {"w": velocity}), b""
+    for codec in (codec_named("int4"), codec_named("int8")):
+        block = codec.encode(theta[::-1] * np.float32(0.75))
+        after = merge(replica, {"w": EncodedTensor(codec, theta.shape, block)}, OuterStep(0.7, 0.9))
+        found += b"".join((block.tobytes(), after.parameters["w"].tobytes(), after.momentum["w"].tobytes()))
+    return found
+
+
+_PROBED_VALUES = 256 * 64 + 101

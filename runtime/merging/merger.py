@@ -6,6 +6,7 @@ just shown that it keeps denormals, because a library can switch them off for ev
 and the replica would differ without an error.
 """
 
+import logging
 import mmap
 import os
 import sys
@@ -19,8 +20,9 @@ from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.running_sum import running_sum
 from epochal.runtime.worker_thread import Worker
+from epochal.state.compiled import compiled, load
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, verify_arithmetic
+from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, probe_bits, verify_arithmetic
 from epochal.state.model.replica import (
     CheckpointForm,
     Replica,
@@ -42,12 +44,16 @@ from epochal.state.updates import (
 )
 from epochal.state.wire import Blake3
 
+log = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
 
 MERGED_IN_MEMORY_BYTES = 1024 * 1024
 """A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
 MERGING_THREADS = 4
 """Maximum number of threads that write a large replica: memory is the limit of more."""
+COMPILED_FROM_BYTES = 32 * 1024 * 1024
+"""Size of the parameters from which loops are compiled, which takes longer than a small model's whole run saves."""
 CALLS_PER_DROP = 16
 """Pieces of at most 4 MiB of each file that are read between two times that their pages are given back."""
 
@@ -95,6 +101,7 @@ class Merger:
         self._worker = worker
         self._hasher = worker if hasher is None else hasher
         self._lanes = (worker, *beside)
+        self._has_tried_loops = False
 
     @classmethod
     def with_threads(cls, merge: MergeConfig, spool: Spool, new_worker: Callable[[str], Worker]) -> Self:
@@ -112,6 +119,7 @@ class Merger:
 
     async def new_sum(self, layout: TensorLayout) -> UpdateSum:
         """Return a sum of no results. Raises `SpoolFull`."""
+        await self._load_loops(layout)
         return await self._worker.run(partial(running_sum, self._spool, layout, self.rule.mean))
 
     async def add(self, total: UpdateSum, weight: Weight, result: Buffer, layout: TensorLayout) -> None:
@@ -228,6 +236,7 @@ class Merger:
 
         Raise as `applied`, and what `ready` and `encode` raise.
         """
+        await self._load_loops(start.layout)
         file, form = self._spool.file(), CheckpointForm(start.step + 1, start.layout, start.has_momentum)
         output = await self._worker.run(partial(_output, file, form))
         merging = Merge(start, update, self._outer, output)
@@ -241,6 +250,13 @@ class Merger:
 
         steps = ReplicaPass(form, output, self._lanes, self._hasher, self._dropping())
         return HeldReplica(merging.merged(), await steps.run(compute, ready, written), file)
+
+    async def _load_loops(self, layout: TensorLayout) -> None:
+        """Use compiled loops for a large model, if they are installed."""
+        if compiled() is None and not self._has_tried_loops and layout.size_bytes >= COMPILED_FROM_BYTES:
+            self._has_tried_loops = True
+            is_used = await self._worker.run(partial(load, probe_bits))
+            log.info("compiled_loops", extra={"is_used": is_used})
 
     def _dropping(self, read: Buffer = b"") -> Callable[[], None]:
         """Return what is called after each piece, and gives pages back after several: the spool's, and of what is read.

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from epochal.state.codecs.codec import LEAST_SCALE
 from epochal.state.codecs.record_codec import Bytes, RecordCodec
+from epochal.state.compiled import compiled
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import sum_of_squares
 
@@ -38,6 +39,10 @@ class IntegerCodec(RecordCodec):
         return SCALE_BYTES + (width * self._bits + 7) // 8
 
     def encode_rows(self, rows: Float32Array, records: Bytes) -> None:
+        loops = compiled()
+        if loops is not None:
+            loops.encode(rows, records, self._bits, LEAST_SCALE)
+            return
         scales = self._scales_for(np.abs(rows).max(axis=1))
         codes = np.rint(rows / scales[:, None])  # half to even
         codes = np.clip(codes, -self._largest, self._largest).astype(np.int8)
@@ -64,6 +69,10 @@ class IntegerCodec(RecordCodec):
         return sum_of_squares(codes.astype(np.float32) * scales[:, None])
 
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
+        loops = compiled()
+        if loops is not None:
+            loops.decode(records, self._bits, out)
+            return
         codes = self._codes(records, out.shape[1])
         with np.errstate(all="ignore"):
             np.multiply(codes.astype(np.float32), _scales(records)[:, None], out=out)
