@@ -1,7 +1,7 @@
 """`python -m benchmarks goodput`: how much of the members' time is training, behind links as people have them.
 
-Its rows are chosen by name: `goodput-reference`, `goodput-speeds`, `goodput-exchange`, `goodput-churn` and
-`goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows and keeps them in
+Its rows are chosen by name: `goodput-reference`, `goodput-speeds`, `goodput-exchange`, `goodput-gap`, `goodput-churn`
+and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows and keeps them in
 `before.json`, with commit and machine: the figures that the page shows as those of before.
 """
 
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, show
-from benchmarks.goodput import churn_rows, exchange_rows, member_rows, reference, reference_rows, speed_rows
+from benchmarks.goodput import churn_rows, exchange_rows, gap_rows, member_rows, reference, reference_rows, speed_rows
 from benchmarks.plots import line_plot
 from epochal.state.errors import EpochalError
 
 KEPT = Path(__file__).parent / "before.json"
-ROWS = ("reference", "speeds", "exchange", "churn", "members")
-LETTERS = {"reference": "A", "speeds": "B", "exchange": "C", "churn": "E", "members": "Members"}
+ROWS = ("reference", "speeds", "exchange", "gap", "churn", "members")
+LETTERS = {"reference": "A", "speeds": "B", "exchange": "C", "gap": "Gap", "churn": "E", "members": "Members"}
 FAILED = "not measured"
 WHOLE_S, ROW_S = 870.0, 420.0
 """Maximum time of all rows together, and of one: with its start and its end, the whole takes a quarter of an hour."""
@@ -45,7 +45,10 @@ NOTES = (
     f"sum is that of their trainers' speeds. With equal shares (`max_share = 1/{len(speed_rows.MACHINES)}`) the "
     "slowest ones decide.",
     "**C** counts all that a client's relay passes to it, messages included. Rounds and memory are measured without "
-    "relays; results are noise. **E** draws who comes and goes beforehand; a quarter of those that leave vanish. "
+    "relays; results are noise. **Gap** is the time from the "
+    "last verified result of a round to the first local step of the next one, on the clocks of coordinator and trainers: "
+    "the outcome's decision, the rest of the update, its download, and the rest of the outer step "
+    "(`python -m benchmarks goodput-gap`). **E** draws who comes and goes beforehand; a quarter of those that leave vanish. "
     "**Members** are raw clients in one process, which read each outcome and fetch what a replica needs of it.",
 )
 """What the page says of the figures."""
@@ -166,6 +169,8 @@ async def _measured(rows: Sequence[str], folder: Path, budget: Budget) -> list[F
     if "exchange" in rows:
         figures += await budget.row("exchange", exchange_rows.measure_bytes(folder))
         figures += await budget.row("exchange", exchange_rows.measure_rounds(folder))
+    if "gap" in rows:
+        figures += await budget.row("gap", gap_rows.measure(folder))
     return figures
 
 
