@@ -1,7 +1,7 @@
 """One model of a round, planned or real: how long its parts take, from sizes, links and speeds.
 
 A round's results are added up as they are checked; what is left after the last one is its own addition, the encoding of
-the update, and its publication. Then every client fetches the one update, and takes the outer step with it.
+the update, and its publication. Then every client fetches the one update, and takes the outer step while it arrives.
 
 Pure functions. `epochal plan` and `epochal init` play the coordinator's machine with them; tests compare them with real
 clients. A link is shared fairly by who uses it: each transfer gets its max-min fair part of its client's link and of
@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from epochal.state.checkpoint_parts import UPDATE_PART_BYTES
 from epochal.state.documents import MAX_SHARE
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 
@@ -29,6 +30,8 @@ TCP_WINDOW_BYTES = 14_600
 """Bytes that a connection sends before the first answer: ten segments (RFC 6928)."""
 READ_DISK_S = 0.5e-9
 """Seconds for a byte of a checkpoint that is read and laid out, beside hashing it."""
+LAST_BYTES = 4 * UPDATE_PART_BYTES
+"""Of an update, what a client fetches at a time: these parts are there together."""
 PAGE_S_PER_CLIENT = 0.00005
 """Minimum time between two polls of a witness for results, for each client of the round."""
 
@@ -364,9 +367,19 @@ class RoundModel:
 
     @property
     def merge_s(self) -> float:
-        """How long a client takes the outer step with an update that it holds."""
+        """How long the outer step takes with an update that is there."""
         a_parameter_s = self.costs.step_s + self.costs.codecs[self.update].merge_s
         return max(self.sizes.parameter_count * a_parameter_s, self.costs.hash_s * self.sizes.checkpoint_bytes)
+
+    def held_s(self, from_s: float, fetched_s: float) -> float:
+        """Return when a client has taken the outer step, which follows the parts of the update as they arrive.
+
+        Args:
+            from_s: when it began to fetch the update.
+            fetched_s: when it held all of it; what is left then is what arrived together at the end.
+        """
+        left_s = self.merge_s * min(1.0, LAST_BYTES / self.sizes.update_bytes)
+        return max(from_s + self.merge_s, fetched_s + left_s)
 
     def warm_up_s(self, groups: Sequence[ClientGroup]) -> list[float]:
         """Return how long the clients of each group take to load a checkpoint, all at the same time."""

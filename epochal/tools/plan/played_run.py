@@ -236,7 +236,8 @@ class PlayedRun:
         for ((_, from_s), alike), end_s in zip(lacking.items(), self.model.fetched_s(readers), strict=True):
             for client_id in alike:
                 stages = found[client_id]
-                stages.published_s, stages.fetched_s, stages.held_s = from_s, end_s, end_s + self.model.merge_s
+                stages.published_s, stages.fetched_s = from_s, end_s
+                stages.held_s = self.model.held_s(from_s, end_s)
         self._replicas = {client_id: (step, stages.fetched_s, stages.held_s) for client_id, stages in found.items()}
         return found
 

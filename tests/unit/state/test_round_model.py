@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochal.state.round_model import (
+    LAST_BYTES,
     UNLIMITED,
     ClientGroup,
     Costs,
@@ -126,6 +127,14 @@ def test_update_is_fetched_in_the_time_of_its_bytes_by_any_number() -> None:
     for count in (1, 1000):
         (end_s,) = model_over().fetched_s([UpdateReader(GROUP, count, 10.0)])
         assert end_s - 10.0 == pytest.approx(GROUP.round_trip_s + SIZES.update_bytes / 1e6, rel=0.01)
+
+
+def test_outer_step_follows_the_update_and_ends_after_its_last_parts() -> None:
+    small = model_over()
+    assert small.held_s(10.0, 15.0) == pytest.approx(15.0 + small.merge_s), "of one part, so nothing before it is there"
+    large = replace(small, sizes=replace(SIZES, parameter_count=10**9, update_bytes=8 * LAST_BYTES))
+    assert large.held_s(10.0, 10.0 + 2 * large.merge_s) == pytest.approx(10.0 + 2 * large.merge_s + large.merge_s / 8)
+    assert large.held_s(10.0, 10.0 + large.merge_s / 2) == pytest.approx(10.0 + large.merge_s), "a fast link"
 
 
 def test_update_over_one_link_takes_as_long_as_all_copies_of_it() -> None:
