@@ -1,8 +1,8 @@
 """`python -m benchmarks goodput`: how much of the members' time is training, behind links as people have them.
 
 Its rows are chosen by name: `goodput-reference`, `goodput-speeds`, `goodput-exchange`, `goodput-gap`, `goodput-churn`
-and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows and keeps them in
-`before.json`, with commit and machine: the figures that the page shows as those of before.
+and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows and keeps them
+in `before.json`, with commit and machine: the figures that the page shows as those of before.
 """
 
 import argparse
@@ -45,10 +45,9 @@ NOTES = (
     f"sum is that of their trainers' speeds. With equal shares (`max_share = 1/{len(speed_rows.MACHINES)}`) the "
     "slowest ones decide.",
     "**C** counts all that a client's relay passes to it, messages included. Rounds and memory are measured without "
-    "relays; results are noise. **Gap** is the time from the "
-    "last verified result of a round to the first local step of the next one, on the clocks of coordinator and trainers: "
-    "the outcome's decision, the rest of the update, its download, and the rest of the outer step "
-    "(`python -m benchmarks goodput-gap`). **E** draws who comes and goes beforehand; a quarter of those that leave vanish. "
+    "relays; results are noise. **Gap** (`python -m benchmarks goodput-gap`) is the time from the last verified result "
+    "of a round to the first local step of the next one: the outcome's decision, the rest of the update, its download, "
+    "and the rest of the outer step. **E** draws who comes and goes beforehand; a quarter of those that leave vanish. "
     "**Members** are raw clients in one process, which read each outcome and fetch what a replica needs of it.",
 )
 """What the page says of the figures."""

@@ -50,8 +50,8 @@ _T = TypeVar("_T")
 
 MERGED_IN_MEMORY_BYTES = 1024 * 1024
 """A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
-MERGING_THREADS = 4
-"""Maximum number of threads that write a large replica: memory is the limit of more."""
+MERGING_THREADS = 8
+"""Maximum number of threads that write a large replica; each has up to 20 MB of files in memory."""
 COMPILED_FROM_BYTES = 32 * 1024 * 1024
 """Size of the parameters from which loops are compiled, which takes longer than a small model's whole run saves."""
 CALLS_PER_DROP = 16
