@@ -131,7 +131,8 @@ def check_result(
     Raises:
         InvalidResult: the client's fault, do not retry the same bytes. `rule` is `size`, `header`, `dtype`, `layout`,
             `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `codec`, `finite`,
-            `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `padding`, `level`, `level_use`, `index`.
+            `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `code_use`, `padding`, `level`,
+            `level_use`, `index`.
     """
     codec = codec_named(expected.codec)
     bound = result_size_bound(layout, expected.codec)
@@ -163,6 +164,7 @@ _BROKEN = {
     "scale": "has a scale that is not a positive normal float32",
     "scale_use": "has a block whose scale is not the larger of 2^-126 and its largest value by the largest code",
     "code": "has a code outside its range",
+    "code_use": "has a block of two-bit codes of which none is -1 or 0",
     "padding": "has padding that is not zero",
     "level": "has levels that are not positive normal float32 numbers in ascending order",
     "level_use": "has a chunk with two levels of which one is not used, or with two that are equal",

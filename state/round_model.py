@@ -146,6 +146,7 @@ class Costs:
             "float32": CodecCosts(0.6e-9, 0.3e-9, 0.3e-9),
             "int8": CodecCosts(1.5e-9, 0.5e-9, 1.2e-9),
             "int4": CodecCosts(3.2e-9, 1.1e-9, 1.4e-9),
+            "int2": CodecCosts(11.0e-9, 1.1e-9, 1.4e-9),
             "sparse": CodecCosts(9.5e-9, 0.3e-9, 3.0e-9),
         }
     )

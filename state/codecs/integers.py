@@ -46,13 +46,13 @@ class IntegerCodec(RecordCodec):
         scales = self._scales_for(np.abs(rows).max(axis=1))
         codes = np.rint(rows / scales[:, None])  # half to even
         codes = np.clip(codes, -self._largest, self._largest).astype(np.int8)
-        records[:, :SCALE_BYTES] = scales.astype("<f4").view(np.uint8).reshape(-1, SCALE_BYTES)
+        put_scales(records, scales)
         records[:, SCALE_BYTES:] = codes.view(np.uint8) if self._bits == 8 else _packed(codes)
 
     def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | float:
         """Return `scale`, `padding`, `code`, `max_abs` or `scale_use`, or the sum of the values' squares."""
-        scales = _scales(records)
-        if not (np.isfinite(scales) & (scales >= LEAST_SCALE)).all():
+        scales = scales_of(records)
+        if not are_scales(scales):
             return "scale"
         if self._bits == 4 and width % 2 and (records[:, -1] >> 4).any():
             return "padding"
@@ -75,7 +75,7 @@ class IntegerCodec(RecordCodec):
             return
         codes = self._codes(records, out.shape[1])
         with np.errstate(all="ignore"):
-            np.multiply(codes.astype(np.float32), _scales(records)[:, None], out=out)
+            np.multiply(codes.astype(np.float32), scales_of(records)[:, None], out=out)
 
     def _scales_for(self, largest: Float32Array) -> Float32Array:
         """Return the scale of each block by the largest magnitude of its values, `(blocks,)`."""
@@ -87,7 +87,17 @@ class IntegerCodec(RecordCodec):
         return codes.view(np.int8) if self._bits == 8 else _unpacked(codes, width)
 
 
-def _scales(records: Bytes) -> Float32Array:
+def put_scales(records: Bytes, scales: Float32Array) -> None:
+    """Write each record's scale, `(records,)`."""
+    records[:, :SCALE_BYTES] = scales.astype("<f4").view(np.uint8).reshape(-1, SCALE_BYTES)
+
+
+def are_scales(scales: Float32Array) -> bool:
+    """Return whether all are finite, and at least 2⁻¹²⁶."""
+    return bool((np.isfinite(scales) & (scales >= LEAST_SCALE)).all())
+
+
+def scales_of(records: Bytes) -> Float32Array:
     """Return each record's scale, `(records,)`."""
     return np.ascontiguousarray(records[:, :SCALE_BYTES]).view("<f4").reshape(-1).astype(np.float32, copy=False)
 

@@ -102,3 +102,20 @@ class RecordCodec(ABC):
             yield slice(begin * record, end * record), slice(begin * self.group, end * self.group)
         if stop == count and count % self.group and start < count:
             yield slice(full * record, self.size_bytes(count)), slice(full * self.group, count)
+
+
+_QUADS = np.array([sum((byte >> 2 * place & 3) << 8 * place for place in range(4)) for byte in range(256)], "<u4")
+"""The four codes of each byte, as the bytes of a number."""
+
+
+def packed_quads(codes: Bytes) -> Bytes:
+    """Return codes of two bits as bytes, four in each, the first in the lowest bits; missing last ones are 0."""
+    if codes.shape[1] % 4:
+        codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
+    quads = np.ascontiguousarray(codes).view("<u4")
+    return (quads | quads >> 6 | quads >> 12 | quads >> 18).astype(np.uint8)  # its lowest byte
+
+
+def unpacked_quads(packed: Bytes, width: int) -> Bytes:
+    """Return the first `width` codes of each row of bytes, from 0 to 3."""
+    return _QUADS[packed].view(np.uint8)[:, :width]

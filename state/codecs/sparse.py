@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.codecs.codec import LEAST_SCALE
-from epochal.state.codecs.record_codec import Bytes, RecordCodec
+from epochal.state.codecs.record_codec import Bytes, RecordCodec, packed_quads, unpacked_quads
 from epochal.state.errors import InternalError, InvalidResult
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import sum_of_squares
@@ -46,7 +46,7 @@ class SparseCodec(RecordCodec):
         end = LEVELS_BYTES + _index_bytes(kept)
         records[:, :LEVELS_BYTES] = levels.astype("<f4").view(np.uint8)
         records[:, LEVELS_BYTES:end] = _packed_indices(indices)
-        records[:, end:] = _packed_codes(codes)
+        records[:, end:] = packed_quads(codes)
 
     def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | float:
         """Return `level`, `max_abs`, `padding`, `index` or `level_use`, or the sum of the values' squares."""
@@ -155,16 +155,5 @@ def _indices_of(records: Bytes, kept: int) -> Indices:
     return np.stack(pairs, axis=2).reshape(len(records), -1)[:, :kept]
 
 
-_CODE_SHIFTS = np.array([0, 2, 4, 6], np.uint8)
-
-
-def _packed_codes(codes: Bytes) -> Bytes:
-    quads = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4))).reshape(len(codes), -1, 4)
-    packed: Bytes = np.bitwise_or.reduce(np.left_shift(quads, _CODE_SHIFTS), axis=2)
-    return packed
-
-
 def _codes_of(records: Bytes, kept: int) -> Bytes:
-    packed = records[:, LEVELS_BYTES + _index_bytes(kept) :]
-    codes: Bytes = np.right_shift(packed[:, :, None], _CODE_SHIFTS) & np.uint8(3)
-    return codes.reshape(len(records), -1)[:, :kept]
+    return unpacked_quads(records[:, LEVELS_BYTES + _index_bytes(kept) :], kept)

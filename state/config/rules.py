@@ -63,8 +63,8 @@ RULES = (
     ),
     Rule(
         ("merge.error_feedback", "merge.codec"),
-        lambda feedback, codec: feedback or codec != "sparse",
-        "true where merge.codec is {1}, which sends a small part of each difference",
+        lambda feedback, codec: feedback or codec not in ("int2", "sparse"),
+        "true where merge.codec is {1}, which leaves out much of each difference",
     ),
     Rule(
         ("merge.error_feedback", "merge.codec"),

@@ -161,7 +161,7 @@ class MergeConfig(Section):
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
     inner_state: Literal["keep", "reset"] = "keep"
     max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
-    codec: Literal["float32", "int8", "int4", "sparse"] = "int4"
+    codec: Literal["float32", "int8", "int4", "int2", "sparse"] = "int4"
     sparse_keep: Annotated[int, Field(ge=1, le=MAX_SPARSE_KEEP)] = 64
     error_feedback: bool = False
     error_feedback_decay: Annotated[float, Field(gt=0, le=1, description="a number above 0, at most 1")] = 0.95

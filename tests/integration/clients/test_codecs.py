@@ -28,6 +28,7 @@ SPARSE: dict[str, Any] = {
 CODECS: dict[str, tuple[dict[str, Any], float]] = {
     "int8": ({"merge__codec": "int8"}, 1.02),
     "int4 with error feedback": ({"merge__codec": "int4", "merge__error_feedback": True}, 0.52),
+    "int2": ({"merge__codec": "int2", "merge__error_feedback": True}, 0.27),
     "sparse": (SPARSE, 0.04),
     "sparse over senders": (SPARSE | {"merge__mean": "senders", "merge__sparse_keep": 32}, 0.02),
 }

@@ -6,7 +6,7 @@ Only `struct` rounds: a product of two float32 is exact in a float64, so packing
 import struct
 from collections.abc import Iterator
 
-GROUPS = {"int8": 256, "int4": 256, "sparse": 4096}
+GROUPS = {"int8": 256, "int4": 256, "int2": 256, "sparse": 4096}
 
 
 def groups(kind: str, count: int) -> Iterator[int]:
@@ -25,7 +25,7 @@ def decode(codec: str, data: bytes, count: int) -> list[float]:
             values += _chunk(reader, width, -(-int(keep) * width // 4096))
         else:
             (scale,) = struct.unpack("<f", reader.take(4))
-            codes = _int8(reader, width) if kind == "int8" else _int4(reader, width)
+            codes = {"int8": _int8, "int4": _int4, "int2": _int2}[kind](reader, width)
             values += [rounded(code * scale) for code in codes]
     assert not reader.data
     return values
@@ -52,6 +52,11 @@ def _int8(reader: _Reader, width: int) -> list[int]:
 def _int4(reader: _Reader, width: int) -> list[int]:
     nibbles = [nibble for byte in reader.take((width + 1) // 2) for nibble in (byte & 15, byte >> 4)]
     return [nibble - 16 if nibble > 7 else nibble for nibble in nibbles[:width]]
+
+
+def _int2(reader: _Reader, width: int) -> list[int]:
+    bits = int.from_bytes(reader.take((2 * width + 7) // 8), "little")
+    return [(1, 3, -3, -1)[(bits >> (2 * place)) & 3] for place in range(width)]
 
 
 def _chunk(reader: _Reader, width: int, kept: int) -> list[float]:

@@ -11,7 +11,7 @@ from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.model.tensors import Float32Array
 
-CODECS = ["float32", "int8", "int4", "sparse-64"]
+CODECS = ["float32", "int8", "int4", "int2", "sparse-64"]
 DECAY = 0.95
 ROUNDS_UP = {"int8": 1017.0, "int4": 57.0}
 """In float32, 127 · (1017 ÷ 127) and 7 · (57 ÷ 7) are one unit in the last place more."""

@@ -18,7 +18,7 @@ from tests.support.models.codec_oracle import decode
 
 VECTORS = json.loads(Path(__file__).with_name("codec_vectors.json").read_text(encoding="utf-8"))
 MAX_ABS = 1e4
-RECORDS = ("int8", "int4", "sparse-64", "sparse-1", "sparse-4096", "sparse-77")
+RECORDS = ("int8", "int4", "int2", "sparse-64", "sparse-1", "sparse-4096", "sparse-77")
 COUNTS = (1, 2, 3, 63, 64, 65, 255, 256, 257, 511, 4095, 4096, 4097, 8200)
 tensors = st.builds(
     lambda seed, count, scale: (np.random.default_rng(seed).standard_normal(count) * scale).astype(np.float32),
@@ -152,7 +152,7 @@ def test_part_that_does_not_begin_and_end_at_groups_is_our_own_bug(start: int, s
 
 
 @pytest.mark.parametrize(
-    ("name", "rate"), [("float32", 4.0), ("int8", 1.0157), ("int4", 0.5157), ("sparse-64", 0.0293)]
+    ("name", "rate"), [("float32", 4.0), ("int8", 1.0157), ("int4", 0.5157), ("int2", 0.2657), ("sparse-64", 0.0293)]
 )
 def test_codec_takes_as_many_bytes_a_parameter_as_specified(name: str, rate: float) -> None:
     count = 1 << 20
@@ -167,4 +167,4 @@ def test_unknown_name_has_no_codec(name: str) -> None:
 
 
 def test_every_codec_is_spoken_with_the_version_of_its_format() -> None:
-    assert {spoken_as(name) for name in ("float32", "int8", "int4", "sparse-64")} == set(SPOKEN)
+    assert {spoken_as(name) for name in ("float32", "int8", "int4", "int2", "sparse-64")} == set(SPOKEN)

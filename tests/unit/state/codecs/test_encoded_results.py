@@ -16,7 +16,7 @@ from epochal.state.results import ResultHeader, check_result, decode_result, enc
 from tests.support.data.watched_reads import WatchedReads
 
 MAX_ABS = 1e4
-CODECS = ("float32", "int8", "int4", "sparse-64", "sparse-1000")
+CODECS = ("float32", "int8", "int4", "int2", "sparse-64", "sparse-1000")
 HEADER = ResultHeader("demo", 7, 2, "ab" * 16, "cd" * 32, "ef" * 32)
 DIFFERENCE: Tensors = {
     "b": np.random.default_rng(1).standard_normal(3).astype(np.float32),

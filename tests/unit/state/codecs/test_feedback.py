@@ -15,7 +15,7 @@ def values(seed: int, *shape: int) -> Float32Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-@pytest.mark.parametrize("name", ["float32", "int8", "int4", "sparse-64"])
+@pytest.mark.parametrize("name", ["float32", "int8", "int4", "int2", "sparse-64"])
 @pytest.mark.parametrize("shape", [(), (3, 50), (ENCODED_VALUES + 4099,)])
 def test_feedback_is_what_the_codec_left_out(name: str, shape: tuple[int, ...]) -> None:
     codec, difference, before = codec_named(name), values(1, *shape), values(2, *shape)

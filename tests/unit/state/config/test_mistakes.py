@@ -256,6 +256,7 @@ def test_empty_file_misses_each_required_part_once() -> None:
         ({"access__keys": ["ab" * 32]}, "access.keys"),
         ({"access__mode": "keys", "access__invitations": ["ab" * 32]}, "access.invitations"),
         ({"merge__codec": "sparse"}, "merge.error_feedback"),
+        ({"merge__codec": "int2"}, "merge.error_feedback"),
         ({"merge__codec": "float32", "merge__error_feedback": True}, "merge.error_feedback"),
         ({"merge__mean": "senders"}, "merge.mean"),
         ({"merge__codec": "int8", "merge__mean": "senders"}, "merge.mean"),
@@ -276,6 +277,7 @@ def test_rule_at_its_bound_holds() -> None:
     )
     state_file(merge__codec="sparse", merge__error_feedback=True, merge__mean="senders", merge__sparse_keep=4096)
     state_file(merge__codec="int4", merge__error_feedback=True)
+    state_file(merge__codec="int2", merge__error_feedback=True)
 
 
 def test_rule_with_a_wrong_field_is_not_reported_twice() -> None:
