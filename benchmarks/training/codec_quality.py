@@ -44,10 +44,14 @@ SETTINGS = (
     *(replace(SPARSE, outer_lr=rate) for rate in (1.0, 2.0)),
     replace(SPARSE, mean="senders"),
 )
+TWO_BITS = replace(NESTEROV, codec="int2", error_feedback=True)
+TRIED = (TWO_BITS, replace(SPARSE, codec="sparse-256", mean="senders"))
+"""Further settings: two bits a value, and more kept with the settings with which `sparse` loses least."""
 MORE_SEEDS = (*SEEDS, 2)
 NEAREST = (
     *(replace(outer, codec=codec) for outer in (NESTEROV, FREQUENT, RARE) for codec in ("float32", "int4")),
     replace(NESTEROV, codec="int8"),
+    TWO_BITS,
 )
 """Settings with `MORE_SEEDS`."""
 UPDATES = tuple(
@@ -58,7 +62,8 @@ UPDATES = tuple(
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
     f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
-    "and the two codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse. "
+    "and the codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse, and "
+    f"for {TRIED[1].codec}. "
     "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
 )
 """What the page says of the figures."""
@@ -79,8 +84,9 @@ class Row:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """One for dense codecs without outer momentum, which are far worse; one more for the best two codecs."""
-        if self.setting.outer_momentum == 0 and not self.setting.codec.startswith("sparse"):
+        """One for what is far worse or was only tried; one more for what comes near to float32."""
+        is_dense = not self.setting.codec.startswith("sparse")
+        if self.setting in TRIED[1:] or (self.setting.outer_momentum == 0 and is_dense):
             return SEEDS[:1]
         return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES) else SEEDS
 
@@ -95,7 +101,12 @@ class Row:
         return all(run.kept() is not None for run in self.runs)
 
 
-def planned(settings: Sequence[Setting] = (*SETTINGS, *UPDATES)) -> list[Run]:
+def shown() -> list[Setting]:
+    """Return the settings of the page's rows of codecs: a further one once it is measured."""
+    return [*SETTINGS, *(setting for setting in TRIED if Row(setting).is_measured)]
+
+
+def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES)) -> list[Run]:
     """Return every run of these settings, seed by seed."""
     runs = [run for setting in settings for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)
@@ -108,13 +119,13 @@ def bytes_a_parameter(codec: str) -> float:
 
 def measure() -> list[Figure]:
     """Return the final held-out losses, the mean of the seeds."""
-    return [_figure(setting) for setting in SETTINGS] + [_update(one) for one in UPDATES if Row(one).is_measured]
+    return [_figure(setting) for setting in shown()] + [_update(one) for one in UPDATES if Row(one).is_measured]
 
 
 def plots() -> dict[str, str]:
     """Return the plot of the page: each codec's losses beside those of float32, seed by seed."""
     ratios = {}
-    for setting in SETTINGS:
+    for setting in shown():
         if len(Row(setting).seeds) > 1 and setting.codec != "float32":
             row = Row(setting)
             pairs = zip(row.losses, beside(setting).losses, strict=False)
@@ -127,6 +138,11 @@ def beside(setting: Setting) -> Row:
     return Row(next(one for one in (NESTEROV, FREQUENT, RARE) if one.local_steps == setting.local_steps))
 
 
+def exact_of(setting: Setting) -> Row:
+    """Return the same setting with the exact mean."""
+    return Row(replace(setting, update="exact"))
+
+
 def _figure(setting: Setting) -> Figure:
     row, default = Row(setting), beside(setting)
     exact = default.losses[: len(row.seeds)]
@@ -137,7 +153,7 @@ def _figure(setting: Setting) -> Figure:
 
 
 def _update(setting: Setting) -> Figure:
-    row, exact = Row(setting), Row(replace(setting, update="exact"))
+    row, exact = Row(setting), exact_of(setting)
     told = f"the exact mean of the same results, the same seeds; seed by seed {_shown(row.losses)}"
     name = f"{_short_name(setting)}, their mean as {setting.update}, {bytes_a_parameter(setting.update):.4g} bytes down"
     return Figure(name, statistics.fmean(row.losses), UNIT, UPDATE_TARGET, statistics.fmean(exact.losses), told, DIGITS)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.training.codec_quality import SETTINGS, Row, beside
+from benchmarks.training.codec_quality import UPDATES, Row, beside, exact_of, shown
 from benchmarks.training.quality import MACHINE, ROUND_STEPS, SEEDS, Run, clients_setting
 from benchmarks.training.quality_training import CLIENTS, CONFIG, Setting
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -26,9 +26,14 @@ def document() -> dict[str, Any]:
     for steps in ROUND_STEPS:
         setting = clients_setting(steps)
         rows.append(_row("local_steps", setting, [Run(setting, seed).result().loss for seed in SEEDS], alone) | common)
-    for setting in SETTINGS:
+    for setting in shown():
         losses = Row(setting).losses
         rows.append(_row("codec", setting, losses, beside(setting).losses[: len(losses)]) | common)
+    rows += [
+        _row("update", setting, Row(setting).losses, exact_of(setting).losses) | common
+        for setting in UPDATES
+        if Row(setting).is_measured
+    ]
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 
 
@@ -53,6 +58,6 @@ def _row(choice: Choice, setting: Setting, losses: Sequence[float], without: Seq
         "mean": setting.mean,
         "outer_lr": setting.outer_lr,
         "outer_momentum": setting.outer_momentum,
-        "update": "exact",
+        "update": setting.update,
     } | ({"sparse_keep": int(keep)} if keep else {})
     return {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without)}

@@ -8,6 +8,7 @@ without it. A choice of which there is no row has no price here: it is said to b
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +19,8 @@ from epochal.state.config.state_file import MergeConfig
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
 Choice = Literal["local_steps", "codec", "update", "delay"]
+MOST_OF_CODEC = 1.01
+"""Multiple of the loss with float32 up to which a codec is a choice of a new run."""
 OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer_momentum")
 """The fields that are chosen together with a codec."""
 
@@ -88,10 +91,40 @@ def loss_of_local_steps(steps: int) -> float | None:
     return None
 
 
+def measured_codecs() -> list[str]:
+    """Return the names of the codecs of which the price is known."""
+    return list(dict.fromkeys(row.merge.codec for row in MEASURED if row.choice == "codec"))
+
+
 def best_of_codec(codec: str, local_steps: int) -> Measured | None:
     """Return the settings with which a codec lost least, in rounds that are nearest to so many local steps."""
     rows = [row for row in MEASURED if row.choice == "codec" and row.merge.codec == codec]
     return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+
+
+def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
+    """Return the codecs that lose at most `MOST_OF_CODEC` of float32's loss in each of the rounds measured, by name.
+
+    Each has the settings with which it lost least.
+    """
+    settings: dict[tuple[Any, ...], list[Measured]] = {}
+    for row in rows:
+        if row.choice == "codec":
+            settings.setdefault(_of_codec(row.merge), []).append(row)
+    found: dict[str, Measured] = {}
+    for measured in settings.values():
+        worst = max(measured, key=lambda row: row.ratio)
+        before = found.get(worst.merge.codec)
+        if worst.ratio <= MOST_OF_CODEC and (before is None or worst.ratio < before.ratio):
+            found[worst.merge.codec] = worst
+    return found
+
+
+def settings_of(merge: MergeConfig) -> dict[str, Any]:
+    """Return the fields that are chosen together with a codec, as far as they are not the defaults; the codec first."""
+    default = MergeConfig()
+    names = [name for name in OF_CODEC if name == "codec" or getattr(merge, name) != getattr(default, name)]
+    return {name: getattr(merge, name) for name in names}
 
 
 def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:

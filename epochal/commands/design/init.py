@@ -17,6 +17,7 @@ from epochal.tools.init.choices import (
     BYTES_VOCABULARY,
     LLAMAS,
     NGRAM,
+    chosen_codec,
     chosen_data,
     chosen_model,
     chosen_run_id,
@@ -30,6 +31,7 @@ from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.prepare.run_files import run_id_of
+from epochal.tools.quality import MOST_OF_CODEC, codec_choices
 
 MODELS = ", ".join((NGRAM, *LLAMAS))
 DATA_ADDRESS = "127.0.0.1:39405"
@@ -102,7 +104,11 @@ TokensOption = Annotated[
     ),
 ]
 CodecOption = Annotated[
-    Literal["float32", "int8", "int4"], typer.Option(help="How clients encode what they send (docs/merging.md).")
+    str,
+    typer.Option(
+        help=f"How clients encode what they send (docs/merging.md): {', '.join(codec_choices())}, which lose at most "
+        f"{100 * MOST_OF_CODEC - 100:.0f} % with a small model."
+    ),
 ]
 LocalStepsOption = Annotated[
     int | None,
@@ -151,7 +157,7 @@ def init(
     tokens = tokens or ("1 pass" if found.tokens else None)
     total_tokens = None if tokens is None else tokens_in_all(tokens, found)
     entries, invitation = _entries(access, allow_key or [])
-    run = NewRun(run_id, chosen, found, seq_len, codec, access, entries)
+    run = NewRun(run_id, chosen, found, seq_len, chosen_codec(codec), access, entries)
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(run, groups, options, token_size, total_tokens=total_tokens, local_steps=local_steps)
     if written.proposal.notice:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from epochal.state.config.state_file import MAX_RUN_ID_BYTES
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.errors import InvalidInput
 from epochal.tools.plan.scenario import parse_count
+from epochal.tools.quality import MEASURED, MOST_OF_CODEC, Measured, codec_choices, settings_of, shown_loss
 
 NGRAM = "ngram"
 BYTES_VOCABULARY = 256
@@ -105,6 +106,26 @@ def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:
     if isinstance(known, int) and known < vocabulary:
         raise InvalidInput(f"--model {text} knows {known} tokens (vocab_size); the data have {vocabulary}")
     return ChosenModel("HfLlama" if config["model_type"] == "llama" else "HfAuto", config)
+
+
+def chosen_codec(name: str, rows: Sequence[Measured] = MEASURED) -> dict[str, Any]:
+    """Return the fields of `[merge]` with which a codec is measured to lose little.
+
+    Args:
+        name: of the codec.
+        rows: what was measured (`epochal/tools/quality.py`).
+
+    Raises:
+        InvalidInput: it loses more, or was not measured.
+    """
+    choices = codec_choices(rows)
+    if name in choices:
+        return settings_of(choices[name].merge)
+    price = min((row.ratio for row in rows if row.choice == "codec" and row.merge.codec == name), default=None)
+    raise InvalidInput(
+        f"--codec {name[:32]!a}, {shown_loss(price)}; allowed: {', '.join(choices)}, which lose at most "
+        f"{100 * MOST_OF_CODEC - 100:.0f} % with a small model; state.toml may have any (docs/benchmarks-codecs.md)"
+    )
 
 
 def llama_config(sizes: Mapping[str, int], vocabulary: int, seq_len: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ class NewRun:
         run_id: its name.
         model, data: chosen.
         seq_len: number of tokens of a sample.
-        codec: of results.
+        codec: fields of `[merge]` that go with the codec of results.
         access: who may join: "open", "keys" or "invitations".
         entries: the keys, or the invitations' digests, with which it begins.
         tokenizer: SHA-256 of the tokenizer of its data; None where it is not known.
@@ -36,7 +36,7 @@ class NewRun:
     model: ChosenModel
     data: ChosenData
     seq_len: int
-    codec: str
+    codec: Mapping[str, Any]
     access: str
     entries: tuple[str, ...] = ()
     tokenizer: str | None = None
@@ -134,8 +134,12 @@ clip_grad_norm = 1.0
 
 [merge]
 local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]))}
-codec = "{run.codec}"                          # of what clients send: docs/merging.md
-"""
+{_codec_text(run.codec)}"""
+
+
+def _codec_text(fields: Mapping[str, Any]) -> str:
+    note = "                          # of what clients send: docs/merging.md"
+    return "".join(f"{name} = {_value(value)}{note if name == 'codec' else ''}\n" for name, value in fields.items())
 
 
 def _price(local_steps: int) -> str:

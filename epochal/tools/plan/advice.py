@@ -8,13 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, isfinite
 
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.blob_place import GcsBlobs
-from epochal.state.config.state_file import StateFile
+from epochal.state.config.state_file import MergeConfig, StateFile
+from epochal.state.model.tensors import TensorLayout
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
-from epochal.tools.quality import LOCAL_STEPS, OF_CODEC, best_of_codec, loss_factor
+from epochal.tools.quality import LOCAL_STEPS, OF_CODEC, best_of_codec, loss_factor, measured_codecs
 
 PLAYED_FOR_ADVICE = 64
 """Number of clients that are simulated for a change; of more, each represents several."""
@@ -23,9 +25,10 @@ WORTH_TELLING = 1.05
 AS_FAST, BETTER = 0.95, 0.99
 """A change that is at least as fast is shown, too, if its loss is at most this multiple."""
 MAX_SUGGESTIONS = 6
-LESS_CODECS = {"float32": ("int8", "int4", "sparse"), "int8": ("int4", "sparse"), "int4": ("sparse",), "sparse": ()}
 LESS_UPDATES = {"exact": ("int8", "int4"), "int8": ("int4",), "int4": ()}
-"""Codecs and updates that send less."""
+"""Updates that are smaller."""
+RATED = TensorLayout((("w", (1 << 20,)),))
+"""Values of which the sizes of codecs are compared."""
 LEAST_BATCH_FACTOR = 1.5
 """Multiple of the batch up to the critical one from which that is proposed."""
 LINK_FACTOR = 4
@@ -59,9 +62,9 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
 
 
 def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
-    for codec in LESS_CODECS[state.merge.codec]:
+    for codec in measured_codecs():
         best = best_of_codec(codec, state.merge.local_steps)
-        if best is not None:
+        if best is not None and _size(best.merge) < _size(state.merge):
             yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
     for update in LESS_UPDATES[state.merge.update]:
         yield _of_merge(state, options, {"update": update})
@@ -73,6 +76,10 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
 def _of_merge(state: StateFile, options: PlanOptions, values: dict[str, object]) -> Change:
     changed = {name: value for name, value in values.items() if value != getattr(state.merge, name)}
     return "[merge] " + ", ".join(map(_line, changed.items())), _with(state, "merge", **changed), options
+
+
+def _size(merge: MergeConfig) -> int:
+    return codec_named(merge.codec_name).encoded(RATED).size_bytes
 
 
 def _line(field: tuple[str, object]) -> str:

@@ -70,7 +70,7 @@ def state_toml(shape: RunShape) -> str:
         model,
         ChosenData(f"{{ {location} }}", None, None),
         shape.seq_len,
-        codec="int4",
+        codec={"codec": "int4"},
         access="open",
         tokenizer=shape.tokenizer.sha256,
     )

@@ -11,6 +11,8 @@ from benchmarks.training.codec_quality import (
     PLAIN,
     SETTINGS,
     SPARSE,
+    TRIED,
+    TWO_BITS,
     UPDATES,
     Row,
     bytes_a_parameter,
@@ -25,7 +27,7 @@ from tests.support.heavy import need_module
 def test_planned_codec_runs_have_results_of_their_own() -> None:
     runs = planned()
     assert len({run.path for run in runs}) == len(runs)
-    assert {run.setting.codec for run in runs} == {"float32", "int8", "int4", "sparse-64"}
+    assert {run.setting.codec for run in runs} == {"float32", "int8", "int4", "int2", "sparse-64", "sparse-256"}
 
 
 def test_results_of_the_quality_bench_are_used_again() -> None:
@@ -36,21 +38,22 @@ def test_results_of_the_quality_bench_are_used_again() -> None:
 
 def test_setting_has_a_name_of_its_own_for_each_codec() -> None:
     assert replace(SPARSE, mean="senders").name == f"{PLAIN.base_lr}-4-30-1.0-0.0-keep-sparse-64-feedback-senders"
-    assert len({setting.name for setting in (*SETTINGS, *UPDATES)}) == len(SETTINGS) + len(UPDATES)
+    assert len({setting.name for setting in (*SETTINGS, *TRIED, *UPDATES)}) == len((*SETTINGS, *TRIED, *UPDATES))
 
 
 def test_bytes_a_parameter_are_those_of_the_formats() -> None:
-    assert [round(bytes_a_parameter(codec), 4) for codec in ("float32", "int8", "int4", "sparse-64")] == [
+    assert [round(bytes_a_parameter(codec), 4) for codec in ("float32", "int8", "int4", "int2", "sparse-64")] == [
         4.0,
         1.0156,
         0.5156,
+        0.2656,
         0.0293,
     ]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "setting", [PLAIN, replace(NESTEROV, codec="int4"), replace(SPARSE, mean="senders"), UPDATES[0]]
+    "setting", [PLAIN, replace(NESTEROV, codec="int4"), TWO_BITS, replace(SPARSE, mean="senders"), UPDATES[0]]
 )
 def test_small_run_of_a_codec_learns(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("torch")

@@ -11,6 +11,10 @@ from epochal.state.config.data_file import check_together, parse_data_config
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
+from epochal.tools.init.files import files_of
+from epochal.tools.init.run_text import NewRun
+from epochal.tools.plan.plans import PlanOptions
+from epochal.tools.plan.scenario import parse_clients
 from tests.support.drive.cli import run_main
 
 CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
@@ -57,6 +61,21 @@ def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeyp
     for command in commands:
         run_main(*command).expect(0)
     run_main("check", "OTHER_DIR/state.toml", "--data-config", "OTHER_DIR/data.toml").expect(0, "is valid")
+
+
+def test_codec_is_one_that_loses_little_and_another_is_refused_with_its_price(tmp_path: Path) -> None:
+    run_main("init", str(tmp_path / "run"), "--codec", "float32").expect(0)
+    assert state_in(tmp_path / "run").merge.codec == "float32"
+    refused = run_main("init", str(tmp_path / "other"), "--codec", "sparse")
+    refused.expect(2, "--codec 'sparse', loss + 3.9 %; allowed: ")
+    assert not (tmp_path / "other").exists()
+
+
+def test_settings_of_a_codec_are_written_with_it() -> None:
+    fields = {"codec": "sparse", "error_feedback": True, "mean": "senders", "outer_lr": 1.0, "outer_momentum": 0.0}
+    run = NewRun("run", chosen_model("ngram", 256, 64), chosen_data("dummy", 2, "host:1"), 64, fields, "open")
+    merge = files_of(run, [parse_clients(CLIENTS)], PlanOptions(), 2).proposal.state.merge
+    assert {name: getattr(merge, name) for name in fields} == fields
 
 
 def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Path) -> None:

@@ -1,12 +1,18 @@
 """Prices of choices in loss: those of the rows, between two of them, and none where nothing was measured."""
 
+from typing import Any
+
 import pytest
 
 from epochal.state.config.state_file import MergeConfig
+from epochal.state.errors import InvalidInput
 from epochal.tools.critical_batch import critical_batch_tokens
+from epochal.tools.init.choices import chosen_codec
 from epochal.tools.quality import (
     LOCAL_STEPS,
+    Measured,
     best_of_codec,
+    codec_choices,
     loss_beside_one_machine,
     loss_factor,
     loss_of_local_steps,
@@ -38,6 +44,35 @@ def test_settings_of_a_codec_are_priced_beside_those_of_the_run() -> None:
     exact = MergeConfig(local_steps=30, codec="float32", update="exact")
     assert loss_factor(exact, best.merge) == pytest.approx(best.ratio)
     assert loss_factor(exact, exact.model_copy(update={"mean": "senders"})) is None
+
+
+def measured(codec: str, steps: int, ratio: float, **merge: Any) -> Measured:
+    table = MergeConfig(codec=codec, local_steps=steps, update="exact", **merge)
+    return Measured("codec", table, (2.0 * ratio, 2.0 * ratio), (2.0, 2.0), 1000, 4)
+
+
+def test_codec_is_a_choice_of_a_new_run_as_long_as_it_loses_little_in_every_round_measured() -> None:
+    rows = [measured("float32", 30, 1.0), measured("int2", 30, 1.009, error_feedback=True)]
+    plain = {"codec": "int2", "error_feedback": True, "outer_momentum": 0.0}
+    rows += [measured(steps=30, ratio=1.004, **plain), measured("int8", 30, 1.0101)]
+    assert list(codec_choices(rows)) == ["float32", "int2"]
+    assert chosen_codec("int2", rows) == plain
+    assert chosen_codec("float32", rows) == {"codec": "float32"}
+    rows.append(measured(steps=100, ratio=1.02, **plain))
+    assert chosen_codec("int2", rows) == {"codec": "int2", "error_feedback": True}
+    rows.append(measured("int2", 8, 1.011, error_feedback=True))
+    with pytest.raises(InvalidInput, match=r"--codec 'int2', loss \+ 0.4 %; allowed: float32, which lose at most 1 %"):
+        chosen_codec("int2", rows)
+    with pytest.raises(InvalidInput, match="--codec 'int4', its loss is not measured; allowed: float32"):
+        chosen_codec("int4", rows)
+
+
+def test_sparse_is_not_a_choice_at_its_measured_price_and_would_be_below_the_limit() -> None:
+    fields = {"codec": "sparse", "error_feedback": True, "sparse_keep": 32, "mean": "senders"}
+    rows = [measured(steps=30, ratio=1.04, **fields)]
+    assert codec_choices(rows) == {}
+    better = [measured(steps=30, ratio=0.99, **fields)]
+    assert chosen_codec("sparse", better) == fields
 
 
 def test_loss_of_a_run_is_that_of_its_rounds_and_its_codec() -> None:

@@ -11,6 +11,7 @@ from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import Costs, Link, Links
+from epochal.tools import quality
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.plan_text import plan_json, plan_text
 from epochal.tools.plan.planner import plan_run
@@ -207,6 +208,27 @@ def test_each_suggestion_says_its_factor_and_its_price() -> None:
     assert "loss + 1.2 % beside one machine with the same tokens; measured with a small model" in text
     (sparse,) = (told.change for told in found.suggestions if "sparse" in told.change)
     assert sparse.endswith('mean = "senders", outer_lr = 1.0, outer_momentum = 0.0')
+
+
+@pytest.mark.parametrize("ratio", [1.004, 1.2])
+def test_smaller_codec_is_advised_as_soon_as_it_is_measured_with_its_price(
+    ratio: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(parameter_count=20_000_000)
+    before = plan_run(state, groups, options)
+    rows = tuple(row for row in quality.MEASURED if row.merge.codec != "int2")
+    monkeypatch.setattr(quality, "MEASURED", rows)
+    assert not any("int2" in told.change for told in advised(state, groups, options, before).suggestions)
+    exact = state.merge.model_copy(update={"update": "exact"})
+    (int4,) = (row for row in rows if row.choice == "codec" and row.merge == exact)
+    merge = exact.model_copy(update={"codec": "int2", "error_feedback": True})
+    losses = tuple(ratio * loss for loss in int4.losses)
+    monkeypatch.setattr(quality, "MEASURED", (*rows, replace(int4, merge=merge, losses=losses)))
+    told = {one.change: one for one in advised(state, groups, options, before).suggestions}
+    found = told['[merge] codec = "int2", error_feedback = true']
+    assert found.loss == pytest.approx(ratio)
+    assert found.faster > 1.2
 
 
 def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
