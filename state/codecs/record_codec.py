@@ -113,7 +113,8 @@ def packed_quads(codes: Bytes) -> Bytes:
     if codes.shape[1] % 4:
         codes = np.pad(codes, ((0, 0), (0, -codes.shape[1] % 4)))
     quads = np.ascontiguousarray(codes).view("<u4")
-    return (quads | quads >> 6 | quads >> 12 | quads >> 18).astype(np.uint8)  # its lowest byte
+    packed: Bytes = (quads | quads >> 6 | quads >> 12 | quads >> 18).astype(np.uint8)  # the lowest byte
+    return packed
 
 
 def unpacked_quads(packed: Bytes, width: int) -> Bytes:

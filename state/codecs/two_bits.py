@@ -47,7 +47,8 @@ class TwoBitCodec(RecordCodec):
         scales = np.where(magnitudes.min(axis=1) > 2 * scales, mean, scales)  # else no code would be an inner one
         scales = np.maximum(np.fmin(scales, largest), LEAST_SCALE)
         limits = np.where(_OUTER * scales <= largest, 2 * scales, np.float32(np.inf))
-        codes = np.where(rows < 0, np.uint8(3), np.uint8(0)) ^ (magnitudes > limits[:, None])
+        is_outer = magnitudes > limits[:, None]
+        codes: Bytes = np.bitwise_xor(np.where(rows < 0, np.uint8(3), np.uint8(0)), is_outer, dtype=np.uint8)
         put_scales(records, scales)
         records[:, SCALE_BYTES:] = packed_quads(codes)
 

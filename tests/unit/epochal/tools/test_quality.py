@@ -46,21 +46,22 @@ def test_settings_of_a_codec_are_priced_beside_those_of_the_run() -> None:
     assert loss_factor(exact, exact.model_copy(update={"mean": "senders"})) is None
 
 
-def measured(codec: str, steps: int, ratio: float, **merge: Any) -> Measured:
-    table = MergeConfig(codec=codec, local_steps=steps, update="exact", **merge)
+def measured(merge: dict[str, Any], steps: int, ratio: float) -> Measured:
+    table = MergeConfig(local_steps=steps, update="exact", **merge)
     return Measured("codec", table, (2.0 * ratio, 2.0 * ratio), (2.0, 2.0), 1000, 4)
 
 
 def test_codec_is_a_choice_of_a_new_run_as_long_as_it_loses_little_in_every_round_measured() -> None:
-    rows = [measured("float32", 30, 1.0), measured("int2", 30, 1.009, error_feedback=True)]
-    plain = {"codec": "int2", "error_feedback": True, "outer_momentum": 0.0}
-    rows += [measured(steps=30, ratio=1.004, **plain), measured("int8", 30, 1.0101)]
+    exact, two_bits = {"codec": "float32"}, {"codec": "int2", "error_feedback": True}
+    plain = two_bits | {"outer_momentum": 0.0}
+    rows = [measured(exact, 30, 1.0), measured(two_bits, 30, 1.009), measured(plain, 30, 1.004)]
+    rows.append(measured({"codec": "int8"}, 30, 1.0101))
     assert list(codec_choices(rows)) == ["float32", "int2"]
     assert chosen_codec("int2", rows) == plain
-    assert chosen_codec("float32", rows) == {"codec": "float32"}
-    rows.append(measured(steps=100, ratio=1.02, **plain))
-    assert chosen_codec("int2", rows) == {"codec": "int2", "error_feedback": True}
-    rows.append(measured("int2", 8, 1.011, error_feedback=True))
+    assert chosen_codec("float32", rows) == exact
+    rows.append(measured(plain, 100, 1.02))
+    assert chosen_codec("int2", rows) == two_bits
+    rows.append(measured(two_bits, 8, 1.011))
     with pytest.raises(InvalidInput, match=r"--codec 'int2', loss \+ 0.4 %; allowed: float32, which lose at most 1 %"):
         chosen_codec("int2", rows)
     with pytest.raises(InvalidInput, match="--codec 'int4', its loss is not measured; allowed: float32"):
@@ -69,10 +70,8 @@ def test_codec_is_a_choice_of_a_new_run_as_long_as_it_loses_little_in_every_roun
 
 def test_sparse_is_not_a_choice_at_its_measured_price_and_would_be_below_the_limit() -> None:
     fields = {"codec": "sparse", "error_feedback": True, "sparse_keep": 32, "mean": "senders"}
-    rows = [measured(steps=30, ratio=1.04, **fields)]
-    assert codec_choices(rows) == {}
-    better = [measured(steps=30, ratio=0.99, **fields)]
-    assert chosen_codec("sparse", better) == fields
+    assert codec_choices([measured(fields, 30, 1.04)]) == {}
+    assert chosen_codec("sparse", [measured(fields, 30, 0.99)]) == fields
 
 
 def test_loss_of_a_run_is_that_of_its_rounds_and_its_codec() -> None:
