@@ -63,7 +63,7 @@ def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeyp
     run_main("check", "OTHER_DIR/state.toml", "--data-config", "OTHER_DIR/data.toml").expect(0, "is valid")
 
 
-def test_codec_is_one_that_loses_little_and_another_is_refused_with_its_price(tmp_path: Path) -> None:
+def test_codec_that_loses_much_is_refused_with_its_price(tmp_path: Path) -> None:
     run_main("init", str(tmp_path / "run"), "--codec", "float32").expect(0)
     assert state_in(tmp_path / "run").merge.codec == "float32"
     refused = run_main("init", str(tmp_path / "other"), "--codec", "sparse")

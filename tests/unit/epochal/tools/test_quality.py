@@ -51,7 +51,7 @@ def measured(merge: dict[str, Any], steps: int, ratio: float) -> Measured:
     return Measured("codec", table, (2.0 * ratio, 2.0 * ratio), (2.0, 2.0), 1000, 4)
 
 
-def test_codec_is_a_choice_of_a_new_run_as_long_as_it_loses_little_in_every_round_measured() -> None:
+def test_codec_is_a_choice_while_it_loses_little_in_every_round() -> None:
     exact, two_bits = {"codec": "float32"}, {"codec": "int2", "error_feedback": True}
     plain = two_bits | {"outer_momentum": 0.0}
     rows = [measured(exact, 30, 1.0), measured(two_bits, 30, 1.009), measured(plain, 30, 1.004)]
@@ -68,7 +68,7 @@ def test_codec_is_a_choice_of_a_new_run_as_long_as_it_loses_little_in_every_roun
         chosen_codec("int4", rows)
 
 
-def test_sparse_is_not_a_choice_at_its_measured_price_and_would_be_below_the_limit() -> None:
+def test_sparse_is_a_choice_below_the_limit_alone() -> None:
     fields = {"codec": "sparse", "error_feedback": True, "sparse_keep": 32, "mean": "senders"}
     assert codec_choices([measured(fields, 30, 1.04)]) == {}
     assert chosen_codec("sparse", [measured(fields, 30, 0.99)]) == fields

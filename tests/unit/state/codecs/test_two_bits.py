@@ -60,7 +60,7 @@ def test_values_of_an_accepted_record_say_its_bytes(scale: np.float32, codes: li
 @example(values=np.array([2.2, 2.2, 1], np.float32))
 @example(values=np.array([0.7, 0.8, 0.9, 1.0], np.float32))
 @example(values=np.array([4 * LEAST_SCALE, 0], np.float32))
-def test_encoded_values_keep_the_rules_and_never_exceed_the_largest_of_their_block(values: Float32Array) -> None:
+def test_encoded_values_stay_within_the_largest_of_their_block(values: Float32Array) -> None:
     block = CODEC.encode(values)
     assert rule_of(block, values.size) is None
     found = decoded(block, values.size)
@@ -82,7 +82,7 @@ def test_scale_is_nearly_the_best_one(scale: float) -> None:
     assert 0.115 < float(np.square(left).sum() / np.square(values).sum()) < 0.1195
 
 
-def test_feedback_brings_the_sum_of_rounds_near_to_that_of_the_differences() -> None:
+def test_feedback_brings_sums_of_rounds_near_to_those_wanted() -> None:
     """Without it, the error of each round stays; no value is 0, so zeros are sent as something too."""
     draw, count, rounds = np.random.default_rng(6), 4096, 30
     common = draw.standard_normal(count).astype(np.float32)

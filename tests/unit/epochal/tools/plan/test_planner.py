@@ -211,9 +211,7 @@ def test_each_suggestion_says_its_factor_and_its_price() -> None:
 
 
 @pytest.mark.parametrize("ratio", [1.004, 1.2])
-def test_smaller_codec_is_advised_as_soon_as_it_is_measured_with_its_price(
-    ratio: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_smaller_codec_is_advised_once_it_is_measured(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
     state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(parameter_count=20_000_000)
     before = plan_run(state, groups, options)
