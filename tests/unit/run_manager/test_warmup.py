@@ -152,7 +152,7 @@ async def test_client_that_slept_through_a_warmup_is_taken_back() -> None:
         def asleep_once(name: str, leg: str) -> None:
             rounds = (RunState.ROUND_TRAIN, RunState.ROUND_WITNESS)
             if (
-                leg == "answer"
+                leg == "request"
                 and 20 < run.coordinator.run.progress.step < 40
                 and run.coordinator.run.clock.phase not in rounds
             ):
