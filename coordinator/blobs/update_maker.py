@@ -24,7 +24,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
-from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.files.spool import READ_BYTES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.task_errors import first_error
@@ -236,7 +236,8 @@ class UpdateMaker:
     async def _loaded(self, run: Run, checkpoint: CheckpointRef) -> HeldReplica:
         """Return the replica of a checkpoint, copied to the spool."""
         async with opened_parts(self._service.blobs, [sha256 for sha256, _ in run.models.blobs_of(checkpoint)]) as blob:
-            file = await self._worker.run(partial(self._spool.keep, [blob.view()], len(blob)))
+            pieces = (blob[start : start + READ_BYTES] for start in range(0, len(blob), READ_BYTES))
+            file = await self._worker.run(partial(self._spool.keep, pieces, len(blob)))
         replica = examined_replica(file.view())
         return HeldReplica(replica, checkpoint.replica_digest, file)
 
