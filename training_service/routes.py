@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, read_body, steady_body_pieces
-from epochal.runtime.http.openapi import BYTES, BytesResponse, Number, in_query, takes
+from epochal.runtime.http.openapi import BYTES, BytesResponse, DescribedRoute, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
@@ -47,7 +47,9 @@ class SessionRoutes:
 
     def router(self) -> APIRouter:
         """Return the routes; each checks the token first."""
-        router = APIRouter(prefix=SESSIONS, dependencies=[TOKEN, Depends(self._check_token)])
+        router = APIRouter(
+            route_class=DescribedRoute, prefix=SESSIONS, dependencies=[TOKEN, Depends(self._check_token)]
+        )
         one, rounds = "/{session_id}", "/{session_id}/rounds/{round_key}"
         step = rounds + "/steps/{local_step}"
         takes_session, takes_step = takes(body=SessionRequest), takes(body=OptimStepRequest)

@@ -42,7 +42,7 @@ def create_app(
     answer_errors(app)
     app.add_api_route("/healthz", _healthz, methods=["GET"])
     app.add_api_route("/readyz", _ready_route(service), methods=["GET"], response_class=PlainTextResponse)
-    app.include_router(SessionRoutes(service).router())
+    app.router.routes += SessionRoutes(service).router().routes
     return app
 
 

@@ -24,7 +24,7 @@ from epochal.runtime.http.bodies import (
     document_response,
     has_gone,
 )
-from epochal.runtime.http.openapi import BYTES, WHOLE, BytesResponse, in_header, in_query, takes
+from epochal.runtime.http.openapi import BYTES, WHOLE, BytesResponse, DescribedRoute, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query
 from epochal.runtime.http.problem_json import problem_response
 from epochal.state.errors import EpochalError, Refused
@@ -134,7 +134,7 @@ class BlobResponse(BytesResponse):
 
 def blob_routes(handlers: Handlers) -> APIRouter:
     """Return the routes by which blobs are delivered and read."""
-    router = APIRouter()
+    router = APIRouter(route_class=DescribedRoute)
     _add_deliveries(router, handlers)
     _add_reading(router, handlers)
     return router

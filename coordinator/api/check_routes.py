@@ -10,7 +10,7 @@ from epochal.coordinator.api.request_parts import CHECKER, RUN, WAIT_S
 from epochal.coordinator.handlers import Handlers
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, document_response, read_message
-from epochal.runtime.http.openapi import takes
+from epochal.runtime.http.openapi import DescribedRoute, takes
 from epochal.runtime.http.parameters import Query
 from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck, ParameterNames, RenewedLease
 
@@ -25,7 +25,7 @@ def check_routes(handlers: Handlers) -> APIRouter:
         vouch_for(request.scope, f"checker {found}")
         return found
 
-    router = APIRouter(dependencies=[CHECKER, Depends(checker_of)])
+    router = APIRouter(route_class=DescribedRoute, dependencies=[CHECKER, Depends(checker_of)])
 
     @router.post(
         checks,

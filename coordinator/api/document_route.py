@@ -13,7 +13,7 @@ from epochal.coordinator.api.request_parts import RUN, STALE_HEADER, WAIT_S, rea
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.bodies import has_gone
-from epochal.runtime.http.openapi import TEXT, WHOLE, in_header, in_query, takes
+from epochal.runtime.http.openapi import TEXT, WHOLE, DescribedRoute, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query
 from epochal.state.documents import RunDocument
 
@@ -26,7 +26,7 @@ _AFTER = in_query(
 
 def document_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     """Return the route: `GET /v1/runs/{run_id}?after=V&lineage=L&wait_s=W`."""
-    router, service = APIRouter(), handlers.service
+    router, service = APIRouter(route_class=DescribedRoute), handlers.service
 
     @router.get(
         RUN,

@@ -10,7 +10,7 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine.stimuli import ClientWithdrew
 from epochal.runtime.connections.per_address import sender_of
 from epochal.runtime.http.bodies import document_response, read_message, read_short_body
-from epochal.runtime.http.openapi import BYTES, takes
+from epochal.runtime.http.openapi import BYTES, DescribedRoute, takes
 from epochal.state.messages import requests as messages
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, parse_delivery
 from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Session, Standing
@@ -28,7 +28,7 @@ REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
 
 def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
     """Return the routes by which clients join, stay, report and leave, which join under these hosts."""
-    router = APIRouter()
+    router = APIRouter(route_class=DescribedRoute)
     clients = f"{RUN}/clients"
 
     @router.post(

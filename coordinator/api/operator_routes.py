@@ -14,7 +14,7 @@ from epochal.coordinator.insight.status import failed_data_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.http.bodies import body_pieces, content_length, document_response, read_message
-from epochal.runtime.http.openapi import BYTES, BytesResponse, takes
+from epochal.runtime.http.openapi import BYTES, BytesResponse, DescribedRoute, takes
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckerToken
@@ -178,7 +178,7 @@ def health_routes(handlers: Handlers, notes: Callable[[], Iterable[str]]) -> API
         handlers: the coordinator.
         notes: returns lines on what is refused to some although the coordinator is ready.
     """
-    router = APIRouter(default_response_class=PlainTextResponse)
+    router = APIRouter(route_class=DescribedRoute, default_response_class=PlainTextResponse)
 
     @router.get("/healthz", summary="Whether the process is alive")
     async def healthz() -> Response:

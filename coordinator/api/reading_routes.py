@@ -18,7 +18,7 @@ from epochal.runtime.http.bodies import (
     has_gone,
     json_response,
 )
-from epochal.runtime.http.openapi import WHOLE, Number, in_query, takes
+from epochal.runtime.http.openapi import WHOLE, DescribedRoute, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, UpdateRef, WorkList
@@ -30,7 +30,7 @@ from epochal.state.wire import canonical_json
 
 def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
     """Return the routes that anyone may read."""
-    router = APIRouter()
+    router = APIRouter(route_class=DescribedRoute)
 
     @router.get("/v1/runs", summary="The run that this coordinator serves", response_model=dict[str, list[str]])
     async def runs() -> Response:

@@ -13,7 +13,7 @@ from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import Reader, ReaderKind
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token
-from epochal.runtime.http.openapi import SECONDS, in_query
+from epochal.runtime.http.openapi import SECONDS, DescribedRoute, in_query
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
@@ -45,7 +45,7 @@ def operator_router(handlers: Handlers) -> APIRouter:
         handlers.check_admin(bearer_token(request.headers))
         vouch_for(request.scope, OPERATOR)
 
-    return APIRouter(dependencies=[ADMIN, Depends(check)])
+    return APIRouter(route_class=DescribedRoute, dependencies=[ADMIN, Depends(check)])
 
 
 def open_router(handlers: Handlers) -> APIRouter:
@@ -54,7 +54,7 @@ def open_router(handlers: Handlers) -> APIRouter:
     async def check(run_id: str) -> None:
         handlers.check_run(run_id)
 
-    return APIRouter(dependencies=[Depends(check)])
+    return APIRouter(route_class=DescribedRoute, dependencies=[Depends(check)])
 
 
 def caller(handlers: Handlers, request: Request) -> ClientId:

@@ -9,6 +9,7 @@ from epochal.coordinator.auth.admin import OPERATOR
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.runtime.http.bodies import bearer_token
+from epochal.runtime.http.openapi import DescribedRoute
 from epochal.state.errors import Refused
 
 
@@ -63,4 +64,4 @@ def viewer_router(access: ViewerAccess) -> APIRouter:
     async def check(run_id: str, request: Request) -> None:
         access.check(run_id, bearer_token(request.headers))
 
-    return APIRouter(dependencies=[Depends(check)])
+    return APIRouter(route_class=DescribedRoute, dependencies=[Depends(check)])

@@ -2,13 +2,17 @@
 
 FastAPI does not see two things: bodies, which are read under bounds, and parameters that are read strictly. A route
 declares them with `takes`. Every operation may also answer a problem (RFC 9457), which is added to all of them.
+
+The schemas of messages are made when the description is first asked for: they take half a second of processor time.
 """
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path
 from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.routing import APIRoute
 from pydantic import TypeAdapter
 from starlette.responses import JSONResponse, Response
 
@@ -53,6 +57,27 @@ class BytesResponse(Response):
     media_type = "application/octet-stream"
 
 
+class DescribedRoute(APIRoute):
+    """A route whose messages become schemas with `describe`, if its answers are responses that it has made itself."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        answer = inspect.signature(endpoint).return_annotation
+        makes_its_own = inspect.isclass(answer) and issubclass(answer, Response)
+        self._undescribed = options.pop("response_model", None) if makes_its_own else None
+        super().__init__(path, endpoint, **options)
+
+    def describe(self) -> None:
+        """Make the schemas of the request's body and of the answer, for the description."""
+        if self._undescribed:
+            described = APIRoute(
+                self.path, self.endpoint, response_model=self._undescribed, name=self.name, methods=self.methods
+            )
+            self.response_field, self._undescribed = described.response_field, None
+        for content in (self.openapi_extra or {}).get("requestBody", {}).get("content", {}).values():
+            if not isinstance(content["schema"], Mapping):
+                content["schema"] = TypeAdapter(content["schema"]).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+
+
 class DescribedApp(FastAPI):
     """An application that describes itself completely at `/openapi.json`, and at `/docs` on FastAPI's page.
 
@@ -76,6 +101,9 @@ class DescribedApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Return the description, which is made once."""
         if self.openapi_schema is None:
+            for route in self.routes:
+                if isinstance(route, DescribedRoute):
+                    route.describe()
             _complete(super().openapi())
         assert self.openapi_schema is not None
         return self.openapi_schema
@@ -93,7 +121,7 @@ def in_header(name: str, description: str = "", schema: Schema = _STRING) -> dic
 
 
 def takes(*parameters: dict[str, Any], body: Any = None, media_type: str = "application/json") -> dict[str, Any]:
-    """Return what a route takes, as FastAPI's `openapi_extra`.
+    """Return what a `DescribedRoute` takes, as FastAPI's `openapi_extra`.
 
     Args:
         parameters: in the query and in headers.
@@ -103,7 +131,7 @@ def takes(*parameters: dict[str, Any], body: Any = None, media_type: str = "appl
     found: dict[str, Any] = {"parameters": list(parameters)}
     if body is not None:
         is_schema = isinstance(body, Mapping)
-        schema = dict(body) if is_schema else TypeAdapter(body).json_schema(ref_template=f"{_SCHEMAS}{{model}}")
+        schema = dict(body) if is_schema else body
         found["requestBody"] = {"required": not is_schema, "content": {media_type: {"schema": schema}}}
     return found
 
