@@ -13,20 +13,6 @@ from epochal.runtime.garbage import no_collections
 from tests.support.dealing import UnitScheduling, file_of, longest_first, noted_seconds
 from tests.support.heavy import without
 
-MEMORY = Path("/dev/shm")
-LEAST_FREE_BYTES = 4 * 1024**3
-
-
-def _keep_files_in_memory() -> None:
-    """Let temporary files lie in memory where there is enough of it: runs are flushed to theirs thousands of times."""
-    if "TMPDIR" not in os.environ and MEMORY.is_dir():
-        found = os.statvfs(MEMORY)
-        if found.f_bavail * found.f_frsize >= LEAST_FREE_BYTES and not found.f_flag & os.ST_NOEXEC:
-            os.environ["TMPDIR"] = str(MEMORY)
-
-
-_keep_files_in_memory()
-
 settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
 settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=30)
 settings.register_profile(

@@ -30,8 +30,8 @@ from tests.support.thinned import thinned
 
 STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 LOSSY = Weather(loss=0.1)
-STEPS_OF_HUNDREDS = 3
-"""Steps of the run of hundreds of clients: it is the longest test, and its faults come in every step."""
+FEW_STEPS = 3
+"""Steps of runs of hundreds of clients, or that are played twice: their faults come in every step."""
 
 
 async def restart_often(run: SimulatedRun) -> None:
@@ -106,7 +106,8 @@ async def test_run_under_everything_at_once_is_finished_and_proved(seed: int) ->
         assert run.coordinator.starts > 1
 
 
-@thinned("seed", [3, 14, 159], kept=1)
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", [3, 14, 159])
 @in_virtual_time
 async def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) -> None:
     async with simulated_run(small_state(batches=12), seed) as run:
@@ -118,7 +119,7 @@ async def test_run_of_few_clients_over_a_lossy_network_is_finished(seed: int) ->
 @pytest.mark.timeout(400)
 @in_virtual_time
 async def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
-    async with simulated_run(small_state(batches=40, config__total_steps=STEPS_OF_HUNDREDS), seed=2026) as run:
+    async with simulated_run(small_state(batches=40, config__total_steps=FEW_STEPS), seed=2026) as run:
         await weather_the_storm(run, lasting=200, passing=40)
         await prove(run)
         assert run.coordinator.starts > 1
@@ -127,7 +128,7 @@ async def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
 
 def test_seed_plays_the_same_run_again() -> None:
     async def main() -> tuple[float, list[Outcome]]:
-        async with simulated_run(small_state(batches=12), seed=3) as run:
+        async with simulated_run(small_state(batches=12, config__total_steps=FEW_STEPS), seed=3) as run:
             await weather_the_storm(run, lasting=4, passing=2)
             return asyncio.get_running_loop().time(), run.coordinator.outcomes
 

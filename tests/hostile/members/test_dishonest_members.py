@@ -66,6 +66,7 @@ def test_dishonest_members_take_a_run_that_bounds_nobody(attack: Attack) -> None
     assert found.loss > 3 * played(HONEST).loss
 
 
+@pytest.mark.nightly  # `tests/unit/state/test_share_ceiling.py` has the rule
 def test_member_that_is_much_faster_carries_at_most_a_quarter() -> None:
     assert played(GREEDY).largest_part() <= 0.25
 

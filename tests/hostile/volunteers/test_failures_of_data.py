@@ -45,7 +45,7 @@ async def test_lone_client_whose_data_all_fail_holds_the_run_and_says_why(tmp_pa
         ran.expect(0, "0 of 1 members can work, 1 needed", "a token or label is above")
         (await run.command("audit", str(run.run_dir))).expect(0, "the run waits", "see the notes above")
         await run.start_client("--data", str(good))
-        await run.until(in_training(held.step + 20))
+        await run.until(in_training(held.step + 5))
         assert (await run.prove()).quarantined == 0
 
 
