@@ -3,16 +3,15 @@
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from tests.support.browser.browser import SIZES, opened
-from tests.support.drive.played_rounds import play_round
-from tests.support.drive.served import GENESIS, Served, WireClient, served_over_sockets, training
+from tests.support.drive.played_rounds import Watched, play_round
+from tests.support.drive.served import GENESIS, served_over_sockets, training
 from tests.support.drive.shown_run import shown_run
 from tests.support.thinned import thinned
 
@@ -29,21 +28,6 @@ PARTS = {
 }
 """Parts of the page, and an element of each that is there once the coordinator has answered."""
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
-
-
-@dataclass
-class Watched:
-    """A run of which some rounds have ended, its clients, and where its page is."""
-
-    coordinator: Served
-    clients: list[WireClient]
-    url: str
-
-    async def asked(self, place: str) -> Any:
-        """Return the API's own answer."""
-        answer = await self.coordinator.http.get(f"{self.coordinator.run_url}{place}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

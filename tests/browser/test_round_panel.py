@@ -1,38 +1,22 @@
 """The round in a browser: a waterfall of its clients that says what the API says, and who is slow at what."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import pytest_asyncio
 
 from tests.support.browser.browser import opened
-from tests.support.drive.played_rounds import play_round
-from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
+from tests.support.drive.played_rounds import Watched, play_round
+from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, served_over_sockets, training
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Locator, Page, Route
 
 ROUNDS = 3
 PATIENT = {"config__total_steps": 1000, "config__max_round_train_time": 200, "config__client_timeout_s": 200}
-
-
-@dataclass
-class Watched:
-    """A run with ended rounds and one under way, in which one of its clients has committed to a result."""
-
-    coordinator: Served
-    clients: list[WireClient]
-    url: str
-
-    async def asked(self, place: str) -> Any:
-        """Return the API's own answer."""
-        answer = await self.coordinator.http.get(f"{self.coordinator.run_url}{place}")
-        assert answer.status_code == 200, answer.text
-        return answer.json()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -18,6 +18,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.spooled import fetched, spooled
 from tests.support.servers.data_http import Answer, HttpReply, HttpRequest, http_server
 from tests.support.servers.plain_http import PLAIN
+from tests.support.servers.raw_http import Speak, raw_server
 
 BLOB = bytes(range(256)) * 40
 SHA256 = sha256_hex(BLOB)
@@ -140,6 +141,12 @@ async def test_blob_is_asked_for_with_the_token() -> None:
         assert await fetched(client, SHA256) == b"Bearer secret"
 
 
+@asynccontextmanager
+async def client_of_raw(serve: Speak) -> AsyncIterator[CoordinatorClient]:
+    async with raw_server(serve) as port, open_client(f"http://127.0.0.1:{port}", "coordinator", PLAIN) as http:
+        yield CoordinatorClient(http, "run")
+
+
 async def test_connection_that_the_server_closed_is_opened_again() -> None:
     asked = 0
 
@@ -150,13 +157,7 @@ async def test_connection_that_the_server_closed_is_opened_again() -> None:
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(BLOB)}\r\n\r\n".encode() + BLOB)
         writer.close()  # although it did not say so
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with (
-        server,
-        open_client(url, "coordinator", PLAIN) as http,
-        CoordinatorClient(http, "run") as client,
-    ):
+    async with client_of_raw(serve) as client:
         for _ in range(3):
             assert await fetched(client, SHA256) == BLOB
     assert asked == 3
@@ -171,13 +172,7 @@ async def test_upload_is_not_lost_on_a_connection_that_the_server_closed() -> No
         writer.write(b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n")
         writer.close()  # although it did not say so
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with (
-        server,
-        open_client(url, "coordinator", PLAIN) as http,
-        CoordinatorClient(http, "run") as client,
-    ):
+    async with client_of_raw(serve) as client:
         for _ in range(3):
             await client._send("/blob", {}, spooled(BLOB))
     assert bodies == [BLOB] * 3

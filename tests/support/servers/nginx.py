@@ -17,18 +17,20 @@ from tests.support.deployment import DEPLOY, substituted
 from tests.support.heavy import need_program
 from tests.support.servers.ports import free_port
 
-CONFIG = """
+HEAD = """
 {user}
 daemon off;
 worker_processes 1;
 pid {prefix}/nginx.pid;
 error_log {prefix}/error.log;
-events {{ worker_connections 256; }}
+events {{ worker_connections 1024; }}
 http {{
-    log_format ranges '$uri "$http_range" $status $body_bytes_sent';
-    access_log {prefix}/access.log ranges;
     client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
     uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
+"""
+CONFIG = """
+    log_format ranges '$uri "$http_range" $status $body_bytes_sent';
+    access_log {prefix}/access.log ranges;
     server {{
         listen 127.0.0.1:{port};
         location /data/ {{ alias {root}/; {limits} }}
@@ -43,18 +45,9 @@ http {{
 """
 
 BALANCER = """
-{user}
-daemon off;
-worker_processes 1;
-pid {prefix}/nginx.pid;
-error_log {prefix}/error.log;
-events {{ worker_connections 1024; }}
-http {{
     access_log off;
     client_max_body_size 0;
     proxy_request_buffering off;
-    client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
-    uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
     upstream coordinators {{ {servers} }}
     server {{
         listen 127.0.0.1:{port};
@@ -72,16 +65,7 @@ http {{
 """
 
 LOCATIONS = """
-{user}
-daemon off;
-worker_processes 1;
-pid {prefix}/nginx.pid;
-error_log {prefix}/error.log;
-events {{ worker_connections 256; }}
-http {{
     access_log off;
-    client_body_temp_path {prefix}/body; proxy_temp_path {prefix}/proxy; fastcgi_temp_path {prefix}/fastcgi;
-    uwsgi_temp_path {prefix}/uwsgi; scgi_temp_path {prefix}/scgi;
     absolute_redirect off;
     server {{
         listen 127.0.0.1:{port} ssl; ssl_certificate {certificate}; ssl_certificate_key {key};
@@ -208,7 +192,7 @@ def _started(prefix: Path, text: str, port: int, scheme: str, **values: str) -> 
     prefix.mkdir(parents=True, exist_ok=True)
     user = "user root;" if os.geteuid() == 0 else ""
     config = prefix / "nginx.conf"
-    config.write_text(text.format(prefix=prefix, port=port, user=user, **values))
+    config.write_text((HEAD + text).format(prefix=prefix, port=port, user=user, **values))
     with _running(program, config, port) as process:
         yield Nginx(f"{scheme}://127.0.0.1:{port}", process, prefix / "access.log")
 

@@ -1,7 +1,8 @@
 """`run_manager/replica/keeper.py`: replicas that are rebuilt, in whole runs and alone."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,15 @@ def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     )
 
 
+@asynccontextmanager
+async def at_work(keeper: ReplicaKeeper) -> AsyncIterator[None]:
+    """Let a keeper run until the context is left."""
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(keeper.run())
+        yield
+        running.cancel()
+
+
 FIRST = Replica(0, {"w": np.ones(3, np.float32)}, {"w": np.zeros(3, np.float32)})
 
 
@@ -168,15 +178,13 @@ async def test_keeper_warns_once_of_a_checkpoint_that_the_coordinator_lacks(capl
     data, blobs = checkpoint_bytes(FIRST), HeldBlobs()
     checkpoint = CheckpointRef(0, sha256_hex(data), len(data), replica_digest(FIRST))
     keeper = keeper_of(blobs, [])
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(keeper.run())
+    async with at_work(keeper):
         for version in range(1, 4):
             await keeper.apply_state(run_document(RunState.WARMUP, version=version, checkpoint=checkpoint))
             await asyncio.sleep(3 * MISSING_RETRY_S)
             assert warnings(caplog, "coordinator_lacks") == [("checkpoint", 0)]
         await blobs.put_blob(checkpoint.blob_sha256, spooled(data))
         assert (await keeper.at(0)).digest == checkpoint.replica_digest, "it is asked for again"
-        running.cancel()
 
 
 @in_virtual_time
@@ -184,8 +192,7 @@ async def test_keeper_says_nothing_of_a_checkpoint_that_a_newer_one_replaced(cap
     data = checkpoint_bytes(FIRST)
     newer = CheckpointRef(0, sha256_hex(data), len(data), replica_digest(FIRST))
     keeper = keeper_of(HeldBlobs(data), [])
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(keeper.run())
+    async with at_work(keeper):
         await keeper.apply_state(
             run_document(RunState.WARMUP, checkpoint=CheckpointRef(0, Sha256("ab" * 32), 9, Sha256("cd" * 32)))
         )
@@ -194,7 +201,6 @@ async def test_keeper_says_nothing_of_a_checkpoint_that_a_newer_one_replaced(cap
         await keeper.at(0)
         await asyncio.sleep(2 * MISSING_RETRY_S)
         assert warnings(caplog, "coordinator_lacks") == []
-        running.cancel()
 
 
 @in_virtual_time
@@ -202,12 +208,10 @@ async def test_keeper_warns_once_of_an_outcome_that_the_coordinator_lacks(caplog
     data = checkpoint_bytes(FIRST)
     checkpoint = CheckpointRef(0, sha256_hex(data), len(data), replica_digest(FIRST))
     keeper = keeper_of(HeldBlobs(data), [])
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(keeper.run())
+    async with at_work(keeper):
         await keeper.apply_state(run_document(RunState.WARMUP, step=3, checkpoint=checkpoint))
         await asyncio.sleep(5 * MISSING_RETRY_S)
         assert warnings(caplog, "coordinator_lacks") == [("results or outcome", 1)]
-        running.cancel()
 
 
 @in_virtual_time
@@ -219,12 +223,10 @@ async def test_keeper_takes_the_verified_checkpoint_over_a_replica_of_its_own() 
     events: list[Event] = []
 
     keeper = keeper_of(HeldBlobs(data), events)
-    async with asyncio.TaskGroup() as group:
-        running = group.create_task(keeper.run())
+    async with at_work(keeper):
         await keeper.apply_state(run_document(RunState.WARMUP))
         keeper.adopt(HeldReplica(wrong, replica_digest(wrong)))
         assert (await keeper.at(0)).replica is wrong
         checkpoint = CheckpointRef(0, sha256_hex(data), len(data), digest)
         await keeper.apply_state(run_document(RunState.WARMUP, version=2, checkpoint=checkpoint))
         assert (await keeper.at(0)).digest == digest
-        running.cancel()

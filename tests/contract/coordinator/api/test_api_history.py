@@ -8,7 +8,7 @@ from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.wire import parse_document
 from tests.support.data.states import state_file
-from tests.support.drive.played_rounds import play_round
+from tests.support.drive.played_rounds import play_round, played_run
 from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, training
 
 ROUNDS = 5
@@ -29,13 +29,8 @@ PLACES = (
 @pytest.fixture
 async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
     """A run of which some rounds have ended."""
-    state = state_file(config__waiting_for_members_extra_time=0.001, config__total_steps=100)
-    async with served(state) as coordinator:
-        clients = await training(coordinator)
-        for _ in range(ROUNDS):
-            await play_round(coordinator, clients)
-        await coordinator.insight.history.is_read.wait()
-        yield coordinator, clients
+    async with played_run(ROUNDS) as run:
+        yield run
 
 
 async def page(coordinator: Served, query: str = "") -> HistoryPage:

@@ -9,9 +9,8 @@ import pytest
 from epochal.coordinator.insight.member_views import MemberViews
 from epochal.state.messages.member_rows import MEMBER_FIGURES, MemberColumns, MemberDetail, MembersPage
 from epochal.state.wire import parse_document
-from tests.support.data.states import state_file
-from tests.support.drive.played_rounds import play_round
-from tests.support.drive.served import Served, WireClient, problem, served, training
+from tests.support.drive.played_rounds import played_run
+from tests.support.drive.served import Served, WireClient, problem
 
 ROUNDS = 3
 
@@ -19,13 +18,8 @@ ROUNDS = 3
 @pytest.fixture
 async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
     """A run of which some rounds have ended."""
-    state = state_file(config__waiting_for_members_extra_time=0.001, config__total_steps=100)
-    async with served(state) as coordinator:
-        clients = await training(coordinator)
-        for _ in range(ROUNDS):
-            await play_round(coordinator, clients)
-        await coordinator.insight.history.is_read.wait()
-        yield coordinator, clients
+    async with played_run(ROUNDS) as run:
+        yield run
 
 
 async def page(coordinator: Served) -> MembersPage:

@@ -1,6 +1,8 @@
 """Leases of checks, in virtual time: who gets a check, and when the coordinator is to carry it out itself."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -13,7 +15,7 @@ from epochal.coordinator.blobs.leased_checks import (
     LeasedChecks,
 )
 from epochal.state.errors import Refused
-from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict, ExpectedResult
+from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict, ExpectedResult, LeasedCheck
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
@@ -25,6 +27,7 @@ COMMITMENT = ResultCommitment(1, 0, SHA256, SIZE_BYTES, ResultMetrics(None, 0, 0
 CHECK = ExpectedResult("run", ClientId("b" * 32), COMMITMENT, SHA256, "int4", 1.0)
 RIGHT = CheckVerdict(SHA256, 1.0)
 WAIT_S = 10.0
+Verdict = tuple[str | None, float]
 
 
 def now_s() -> float:
@@ -40,10 +43,24 @@ def checks() -> LeasedChecks:
     return LeasedChecks(now_s, url_of)
 
 
-async def verdict(checks: LeasedChecks, wait_s: float = WAIT_S) -> tuple[str | None, float]:
+async def verdict(checks: LeasedChecks, wait_s: float = WAIT_S) -> Verdict:
     """Who gave the verdict on `CHECK`, None for nobody, and when."""
     found = await checks.verdict_of_checker(CHECK, wait_s)
     return (None if found is None else found.checker), now_s()
+
+
+@asynccontextmanager
+async def leased_to_one(
+    checks: LeasedChecks,
+) -> AsyncIterator[tuple[LeasedCheck, asyncio.Task[tuple[str | None, float]]]]:
+    """Yield the check that the checker `one` has got, and what waits for the verdict on it."""
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(checks.lease("one", 20.0))
+        await checks.asked.wait()
+        waiting = tasks.create_task(verdict(checks))
+        leased = await asked
+        assert leased is not None
+        yield leased, waiting
 
 
 @in_virtual_time
@@ -63,12 +80,7 @@ async def test_check_that_no_checker_takes_is_the_coordinators_after_a_while(che
 
 @in_virtual_time
 async def test_waiting_checker_gets_a_check_at_once_and_its_verdict_counts(checks: LeasedChecks) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(checks.lease("one", 20.0))
-        await checks.asked.wait()
-        waiting = tasks.create_task(verdict(checks))
-        leased = await asked
-        assert leased is not None
+    async with leased_to_one(checks) as (leased, waiting):
         assert (leased.check, leased.expires_in_s) == (CHECK, LEASE_S)
         assert await checks.lease("two", 1.0) is None
         with pytest.raises(Refused) as refused:
@@ -110,12 +122,7 @@ async def refused_lease(checks: LeasedChecks) -> None:
 @in_virtual_time
 async def test_renewed_lease_goes_on_but_not_for_ever(checks: LeasedChecks) -> None:
     most_s = CHECK_GRACE_S + SIZE_BYTES / MIN_CHECK_BYTES_PER_S
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(checks.lease("one", 20.0))
-        await checks.asked.wait()
-        waiting = tasks.create_task(verdict(checks))
-        leased = await asked
-        assert leased is not None
+    async with leased_to_one(checks) as (leased, waiting):
         renewed_s, is_over = 0.0, False
         while not is_over:
             await asyncio.sleep(LEASE_S / 2)
@@ -139,12 +146,7 @@ async def test_check_of_dead_checkers_is_the_coordinators_at_last(checks: Leased
 
 @in_virtual_time
 async def test_check_that_is_given_back_goes_to_the_next_one_at_once(checks: LeasedChecks) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(checks.lease("one", 20.0))
-        await checks.asked.wait()
-        waiting = tasks.create_task(verdict(checks))
-        first = await asked
-        assert first is not None
+    async with leased_to_one(checks) as (first, waiting):
         checks.give_back("one", first.lease)
         second = await checks.lease("two", 1.0)
         assert second is not None
@@ -154,12 +156,7 @@ async def test_check_that_is_given_back_goes_to_the_next_one_at_once(checks: Lea
 
 @in_virtual_time
 async def test_verdict_that_contradicts_itself_is_refused(checks: LeasedChecks) -> None:
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(checks.lease("one", 20.0))
-        await checks.asked.wait()
-        waiting = tasks.create_task(verdict(checks))
-        leased = await asked
-        assert leased is not None
+    async with leased_to_one(checks) as (leased, waiting):
         no_room, contradiction = CheckVerdict(rule=NO_ROOM), CheckVerdict(SHA256, 1.0, "scale")
         for wrong in (CheckVerdict(), contradiction, CheckVerdict(SHA256), no_room):
             with pytest.raises(Refused) as refused:
