@@ -53,6 +53,7 @@ from epochal.state.messages.requests import (
     Session,
     Standing,
 )
+from epochal.state.messages.slice_messages import LeasedSlice
 from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document, strict_json
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
@@ -290,6 +291,30 @@ class CoordinatorClient:
     async def give_back_check(self, lease: str) -> None:
         """Let somebody else carry out a leased check."""
         await self._request("DELETE", f"/checks/{lease}")
+
+    async def lease_slice(self, worker: str, wait_s: float) -> LeasedSlice | None:
+        """Return a slice of the update to make, leased; None if there is none within `wait_s`.
+
+        Args:
+            worker: names this process, 32 hex digits.
+            wait_s: seconds.
+        """
+        answer = await self._request("POST", "/slices", params={"wait_s": wait_s, "worker": worker}, wait_s=wait_s)
+        is_none = answer.status_code == httpx.codes.NO_CONTENT
+        return None if is_none else parse_document(LeasedSlice, answer.content)
+
+    async def renew_slice(self, lease: str, added_count: int, wait_s: float) -> LeasedSlice:
+        """Go on with a leased slice; return the results that follow those added, waiting for one for `wait_s`."""
+        params = {"added": added_count, "wait_s": wait_s}
+        return await self._fetch(LeasedSlice, "POST", f"/slices/{lease}/renewal", params=params, wait_s=wait_s)
+
+    async def deliver_slice(self, lease: str, body: "SentBytes") -> None:
+        """Deliver the encoded mean of a leased slice."""
+        await self._request("PUT", f"/slices/{lease}", content=body, answer_s=BLOB_TIMEOUT_S)
+
+    async def give_back_slice(self, lease: str) -> None:
+        """Let somebody else make a leased slice."""
+        await self._request("DELETE", f"/slices/{lease}")
 
     async def parameter_names(self) -> ParameterNames:
         """Return names and shapes of the run's parameters."""

@@ -113,6 +113,9 @@ class UpdateSum:
         mean: as in `UpdateRule`.
         sums: float32 zeros, as many as the model has parameters; the sum is kept there.
         counts: int64 zeros, as many, for a mean over senders; else None.
+
+    Attributes:
+        layout: as given.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class UpdateSum:
     ) -> None:
         if (counts is not None) != (mean == "senders"):
             raise InternalError("a mean over senders counts them, and no other does")
-        self._layout = layout
+        self.layout = layout
         self._starts = layout.starts()
         self._sums = sums
         self._counts = counts
@@ -138,14 +141,14 @@ class UpdateSum:
             InternalError: names or shapes that are not the model's, a weight that is none, a mean over senders of a
                 result that is not `sparse`, or 2⁶³ batches or more; the caller's bug.
         """
-        if _shapes(difference) != self._layout.entries:
+        if _shapes(difference) != self.layout.entries:
             raise InternalError("a contribution's names or shapes are not the replica's")
         if weight.batch_count < 1 or not 0 < weight.factor <= 1 or self._total + weight.batch_count >= _MAX_TOTAL:
             raise InternalError(f"a contribution of {weight.batch_count} batches, with factor {weight.factor}")
         factor = np.float32(ratio_as_float32(weight.batch_count, 1) * np.float32(weight.factor))
         self._total += weight.batch_count
         with np.errstate(all="ignore"):  # overflow is found in the mean; underflow to a denormal is intended
-            for name, count in self._layout.counts():
+            for name, count in self.layout.counts():
                 place = slice(self._starts[name], self._starts[name] + count)
                 self._add_tensor(place, weight.batch_count, factor, difference[name], read)
 
@@ -156,7 +159,7 @@ class UpdateSum:
             Diverged: it is not finite. The same for whoever has the results.
             InternalError: nothing was added.
         """
-        for name, count in self._layout.counts():
+        for name, count in self.layout.counts():
             yield from self.encoded_stretch(codec_name, Stretch(name, 0, count))
 
     def encoded_stretch(self, codec_name: str, stretch: Stretch) -> Iterator[Block]:
@@ -205,7 +208,7 @@ class UpdateSum:
             read()
 
 
-def update_of(header: UpdateHeader, layout: TensorLayout, blocks: Callable[[], Iterator[Block]]) -> TensorStream:
+def update_of(header: UpdateHeader, layout: TensorLayout, blocks: Callable[[], Iterable[Block]]) -> TensorStream:
     """Return an update's file: of one content there is one.
 
     Args:

@@ -27,6 +27,7 @@ from epochal.state.messages.blob_messages import (
     ParameterNames,
     UploadGrant,
 )
+from epochal.state.messages.slice_messages import LeasedSlice
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 
@@ -134,9 +135,21 @@ class Arrivals:
         Raises:
             Refused: `not-now` if the run's blobs are not in an object store, where checkers would read them.
         """
+        self._check_place()
+        return await self.checks.lease(checker, min(wait_s, MAX_CHECKER_POLL_S))
+
+    async def lease_slice(self, worker: str, wait_s: float) -> LeasedSlice | None:
+        """Return a slice of the update that a checker's process is to make; None if there is none within `wait_s`.
+
+        Raises:
+            Refused: as `lease_check`, and as `LeasedSlices.lease`.
+        """
+        self._check_place()
+        return await self._intake.slices.lease(worker, min(wait_s, MAX_CHECKER_POLL_S))
+
+    def _check_place(self) -> None:
         if self._service.run.state_file.blobs.store is None:
             raise Refused(Refusal.NOT_NOW, "the run keeps its blobs on the coordinator's disk, and checks them itself")
-        return await self.checks.lease(checker, min(wait_s, MAX_CHECKER_POLL_S))
 
     async def parameter_names(self) -> ParameterNames:
         """Return names and shapes of the run's parameters. Raise `Refused` as `Intake.layout`."""

@@ -19,6 +19,7 @@ from typing import Protocol
 
 from epochal.coordinator.blobs.announced import announced, is_delivered
 from epochal.coordinator.blobs.checkpoint_intake import CheckpointIntake, check_size
+from epochal.coordinator.blobs.leased_slices import LeasedSlices
 from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.stimuli import ResultReceived
 from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
@@ -68,13 +69,21 @@ class Intake:
         worker: checks the bytes.
         checking: held while a blob is checked.
         checkpoints: takes those, and knows their form.
+        slices: of updates, which workers make of the results.
     """
 
     def __init__(self, service: CoordinatorService, worker: Worker, layout_of: LayoutOf = unknown_layout) -> None:
         self.service = service
         self.worker = worker
         self.checking = asyncio.Semaphore(MAX_CHECKS)
+        self.slices = LeasedSlices(service.now_s, self._stored_at, worker)
         self.checkpoints = CheckpointIntake(service, worker, layout_of, self.checking)
+
+    async def _stored_at(self, sha256: Sha256) -> tuple[str, int] | None:
+        """Return the URL of a blob in the object store, and its size; None if it is not there."""
+        blobs = self.service.blobs
+        size_bytes, url = await blobs.size(sha256), await blobs.signed_get(sha256)
+        return None if size_bytes is None or url is None else (url, size_bytes)
 
     async def layout(self) -> TensorLayout:
         """Return names and shapes of the run's tensors, which every result and checkpoint must have.

@@ -3,8 +3,10 @@
 Theory of operation. One task follows the run. While a round is under way it adds each verified result to a sum, in the
 order in which the journal has them, with the factor that it will have if every client delivers. When the outcome is
 decided, what is missing is added; if the outcome has other results, another order or other factors, the sum is made
-again. The update leads from the coordinator's own replica, which is loaded from a checkpoint and follows the updates,
-to the one whose digest the journal names beside it.
+again. Where results are in an object store and workers are present, they add up and encode, each its slice
+(`leased_slices.py`); which results are in the sum is decided here, and here the slices are put together. The update
+leads from the coordinator's own replica, which is loaded from a checkpoint and follows the updates, to the one whose
+digest the journal names beside it.
 
 Of several coordinators of a run, the one that ticks makes updates. Whoever makes one, the bytes are the same, and the
 first that is journalled counts. The rule kept here: nothing that is half done is kept; a maker that fails or is killed
@@ -14,11 +16,13 @@ begins again from the run as it is kept, and clients that have waited long enoug
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
 
 from epochal.coordinator.blobs.intake import Intake
+from epochal.coordinator.blobs.leased_slices import AddedResult, SharedSlice, SharedSum
 from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
@@ -29,14 +33,18 @@ from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.task_errors import first_error
 from epochal.state.checkpoint_parts import CheckpointPart, parts_digest, update_part_bytes
+from epochal.state.codecs.codec import Block
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
 from epochal.state.errors import EpochalError, Refused
 from epochal.state.intervals import total_batches
 from epochal.state.merging import Diverged, UnsoundArithmetic
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
-from epochal.state.model.replica import examined_replica
+from epochal.state.model.replica import Replica, examined_replica
+from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
+from epochal.state.slices import blocks_in
 from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
 from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
 from epochal.state.wire import ClientId, Sha256, sha256_hex
@@ -48,32 +56,26 @@ RETRY_S = 5.0
 which nothing is looked at."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """A result in a sum."""
-
-    client_id: ClientId
-    sha256: Sha256
-    weight: Weight
-
-
 @dataclass(slots=True)
 class _Sum:
-    """The sum of one round's results."""
+    """The sum of one round's results: here, or at workers.
+
+    Attributes:
+        most: the largest number of batches that counts, while the round is under way.
+    """
 
     step: int
     attempt: int
-    total: UpdateSum
+    total: UpdateSum | SharedSum
     most: Fraction | None = None
-    """The largest number of batches that counts, while the round is under way."""
-    added: list[_Added] = field(default_factory=list)
+    added: list[AddedResult] = field(default_factory=list)
 
 
 class UpdateMaker:
     """Makes the updates of one service's run. Keep `run` running.
 
     Args:
-        intake: of the run's results; knows the model's layout.
+        intake: of the run's results; knows the model's layout, and the workers.
         merger: adds up and applies.
         spool: where the sum, the update and the coordinator's replica are.
     """
@@ -84,6 +86,7 @@ class UpdateMaker:
         self._spool = spool
         self._layout = intake.layout
         self._worker = intake.worker
+        self._slices = intake.slices
         self._changed = asyncio.Event()
         self._lineage = intake.service.run.identity.lineage
         self._held: HeldReplica | None = None
@@ -166,7 +169,7 @@ class UpdateMaker:
         weighed = Weighed(batches, steps_of(state, batches), norm, client_id in current.tasks.plan.electorate)
         factor = number_of(factor_of(weighed, total.most, state.merge.norm_limit, usual))
         sha256 = Sha256(current.results.commitments[client_id].result_sha256)
-        await self._add(total, _Added(client_id, sha256, Weight(batches, factor)))
+        await self._add(total, AddedResult(client_id, sha256, Weight(batches, factor)))
         return True
 
     async def _make(self, run: Run, outcome: Outcome) -> None:
@@ -181,17 +184,27 @@ class UpdateMaker:
         arrival = Arrival()
         try:
             async with asyncio.TaskGroup() as group:
-                making = group.create_task(self._merger.made(total.total, header, start.replica, arrival))
+                making = group.create_task(self._made(total.total, header, start.replica, arrival))
                 await self._keep(outcome.step, arrival, making)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
         self._sum = None
+        self._slices.end()
         self._held = making.result()[1]
+
+    async def _made(
+        self, total: UpdateSum | SharedSum, header: UpdateHeader, start: Replica, arrival: Arrival
+    ) -> tuple[SpoolFile, HeldReplica]:
+        """Return the update of a sum, and the replica after it."""
+        if isinstance(total, UpdateSum):
+            return await self._merger.made(total, header, start, arrival)
+        slices = [await self._slice(total, part) for part in total.slices]
+        return await self._merger.joined(slices, header, start, arrival)
 
     async def _sum_of(self, outcome: Outcome) -> _Sum:
         """Return the sum of an outcome's results: the one under way if its results are the outcome's first ones."""
         wanted = [
-            _Added(ClientId(entry.client_id), Sha256(entry.result_sha256), Weight.of(entry))
+            AddedResult(ClientId(entry.client_id), Sha256(entry.result_sha256), Weight.of(entry))
             for entry in outcome.entries
         ]
         known = self._sum
@@ -206,12 +219,35 @@ class UpdateMaker:
         return known
 
     async def _new_sum(self, step: int, attempt: int) -> _Sum:
-        return _Sum(step, attempt, await self._merger.new_sum(await self._layout()))
+        layout = await self._layout()
+        shared = self._slices.begin(step, self._service.run.state_file.merge, layout, self._spool)
+        return _Sum(step, attempt, await self._merger.new_sum(layout) if shared is None else shared)
 
-    async def _add(self, total: _Sum, result: _Added) -> None:
-        async with self._service.blobs.opened(result.sha256) as blob:
-            await self._merger.add(total.total, result.weight, blob.view(), await self._layout())
+    async def _add(self, total: _Sum, result: AddedResult) -> None:
+        if isinstance(total.total, SharedSum):
+            total.total.add(result)
+        else:
+            await self._add_to(total.total, result)
         total.added.append(result)
+
+    async def _summed(self, layout: TensorLayout, results: Sequence[AddedResult]) -> UpdateSum:
+        """Return the sum of results over a slice of the model, made here."""
+        total = await self._merger.new_sum(layout)
+        for result in results:
+            await self._add_to(total, result)
+        return total
+
+    async def _add_to(self, total: UpdateSum, result: AddedResult) -> None:
+        async with self._service.blobs.opened(result.sha256) as blob:
+            await self._merger.add(total, result.weight, blob.view(), await self._layout())
+
+    async def _slice(self, total: SharedSum, part: SharedSlice) -> Callable[[], Iterable[Block]]:
+        """Return what returns the blocks of a slice, made by a worker or here."""
+        codec = codec_named(total.merge.update_codec)
+        made = await self._slices.made(total, part)
+        if made is None:
+            return partial((await self._summed(part.layout, total.results)).encoded, codec.name)
+        return blocks_in(made.view(), part.layout, codec).values
 
     async def _replica(self, run: Run, step: int) -> HeldReplica:
         """Return the coordinator's replica of a step: the one that is held, moved on by updates, or a checkpoint's."""

@@ -38,7 +38,7 @@ COMMANDS = {
         "Compute for clients that cannot train themselves: they send examples, this machine trains on them."
     ),
     "serve.checker:checker": (
-        "Check results that arrive in a run's object store, so that the coordinator need not read them."
+        "Check results that arrive in a run's object store and add them up, so that the coordinator need not read them."
     ),
     "serve.client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."

@@ -10,9 +10,10 @@ import logging
 import mmap
 import os
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Self, TypeVar
 
 from epochal.runtime.files.spool import DROPS_PAGES, Spool, SpoolFile
@@ -20,6 +21,7 @@ from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.running_sum import running_sum
 from epochal.runtime.worker_thread import Worker
+from epochal.state.codecs.codec import Block
 from epochal.state.compiled import compiled, load
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, probe_bits, verify_arithmetic
@@ -123,7 +125,7 @@ class Merger:
         return await self._worker.run(partial(running_sum, self._spool, layout, self.rule.mean))
 
     async def add(self, total: UpdateSum, weight: Weight, result: Buffer, layout: TensorLayout) -> None:
-        """Add a result, which was checked, to a sum.
+        """Add a result, which was checked, to a sum of the model, or of a slice of it.
 
         Raises:
             UnsoundArithmetic: as `verify`.
@@ -132,7 +134,8 @@ class Merger:
 
         def work() -> None:
             verify_arithmetic()
-            total.add(weight, decode_result(result, layout)[1], self._dropping(result))
+            found = decode_result(result, layout)[1]
+            total.add(weight, {name: found[name] for name, _ in total.layout.entries}, self._dropping(result))
 
         await self._worker.run(work)
 
@@ -177,6 +180,22 @@ class Merger:
 
         update = decode_update(file.view(), header, layout)
         return file, await self._written(start, update, encode=encode, written=written)
+
+    async def joined(
+        self, slices: Sequence[Callable[[], Iterable[Block]]], header: UpdateHeader, start: Replica, arrival: Arrival
+    ) -> tuple[SpoolFile, HeldReplica]:
+        """Return the file of the update whose blocks these functions return, one after the other, and its replica.
+
+        Args:
+            slices: of the model, in its order.
+            header, start, arrival: as `made` takes them.
+
+        Raises: as `made`.
+        """
+        stream = update_of(header, start.layout, lambda: chain.from_iterable(blocks() for blocks in slices))
+        file = await self._worker.run(lambda: _checked(partial(self._spool.keep, stream.views(), stream.size_bytes)))
+        arrival.advance(file, stream.size_bytes, stream.size_bytes)
+        return file, await self.applied(start, decode_update(file.view(), header, start.layout))
 
     async def applied(self, start: Replica, update: Difference) -> HeldReplica:
         """Return the replica after an update, in a file of the spool unless it is small.

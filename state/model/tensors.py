@@ -287,10 +287,13 @@ def parse_tensor_file(data: Buffer, dtypes: Collection[str] = (FLOAT32_TYPE,)) -
     """
     view = memoryview(data).cast("B").toreadonly()
     header = parse_tensor_header(view, len(view), dtypes)
-    values: npt.NDArray[Any] = np.frombuffer(view[header.size_bytes :], dtype=_WIRE_DTYPES[header.layout.dtype])
-    if sys.byteorder == "big":
-        values = values.astype(values.dtype.newbyteorder("="))
-    return TensorFile(header.metadata, header.layout, values)
+    return TensorFile(header.metadata, header.layout, values_in(view[header.size_bytes :], header.layout))
+
+
+def values_in(data: Buffer, layout: TensorLayout) -> npt.NDArray[Any]:
+    """Return the values of tensors whose bytes follow one another, without a header, as a view of `data`."""
+    values: npt.NDArray[Any] = np.frombuffer(data, dtype=_WIRE_DTYPES[layout.dtype])
+    return values.astype(values.dtype.newbyteorder("=")) if sys.byteorder == "big" else values
 
 
 def read_tensor_header(data: Readable, dtypes: Collection[str] = (FLOAT32_TYPE,)) -> TensorHeader:

@@ -1,1 +1,1 @@
-"""A checker: a process beside an object store that checks results for a coordinator."""
+"""A checker: a process beside an object store that checks results for a coordinator, and adds them up."""

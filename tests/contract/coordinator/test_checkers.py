@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from epochal.coordinator.blobs import leased_checks
+from epochal.coordinator.blobs import leases as given
 from epochal.coordinator.machine.records import RecordBody
 from epochal.coordinator.machine.stimuli import STIMULI, ResultReceived
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.wire import parse_document, sha256_hex
-from epochal.tools.check_results import result_checker as checking
+from epochal.tools.check_results import leases, stored_reads
 from epochal.tools.check_results.result_checker import Checker
 from tests.support.data.object_blobs import PREFIX
 from tests.support.data.spooled import spooled
@@ -134,8 +134,9 @@ async def lease(run: Served, token: str, wait_s: float = 5.0) -> dict[str, Any]:
 async def test_check_that_cannot_be_read_goes_back_to_the_coordinator(
     run: Served, clients: list[WireClient], door: S3Door, monkeypatch: pytest.MonkeyPatch, answer: HttpReply
 ) -> None:
-    monkeypatch.setattr(checking, "REST_S", 0.01)
-    monkeypatch.setattr(checking, "READ_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(leases, "REST_S", 0.01)
+    monkeypatch.setattr(stored_reads, "RETRY_S", 0.01)
+    monkeypatch.setattr(stored_reads, "READ_TIMEOUT_S", 0.2)
     said: list[str] = []
     door.fault = lambda r: answer if r.is_signed_url and r.method == "GET" else None
     async with checker(run, said):
@@ -166,7 +167,7 @@ async def test_metrics_say_what_arrived(
 ) -> None:
     import obstore
 
-    monkeypatch.setattr(leased_checks, "LEASE_S", LEASE_S)
+    monkeypatch.setattr(given, "LEASE_S", LEASE_S)
     metrics = measured(run)
 
     def value(name: str, **labels: str) -> float | None:

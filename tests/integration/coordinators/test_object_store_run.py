@@ -1,5 +1,6 @@
 """A real run whose blobs move from the disk to a bucket, with a checker beside it, by real processes."""
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from epochal.coordinator.proof.audit import audit_store
 from epochal.coordinator.proof.backup import back_up
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.wire import parse_document
+from tests.support.bounds import BOUND_S
 from tests.support.data.object_blobs import s3_lines
 from tests.support.drive.processes import RealRun, in_training, real_run
 from tests.support.servers.data_http import HttpReply
@@ -106,3 +108,35 @@ async def test_run_moves_to_a_bucket_with_a_checker_that_checks(
         vouched = await checkers_of(run)
         assert None in vouched
         assert len(vouched) == 2
+
+
+@pytest.fixture
+def bucket_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a server with an empty bucket; the processes' environment has the credentials."""
+    for name, value in AWS.items():
+        monkeypatch.setenv(name, value)
+    with s3_server() as url:
+        empty_bucket(url)
+        yield url
+
+
+@pytest.mark.nightly
+async def test_checkers_make_the_updates_though_one_is_killed(tmp_path: Path, bucket_url: str) -> None:
+    steps = 30
+    async with real_run(tmp_path, config__total_steps=steps, blobs__store=s3_lines(bucket_url)) as run:
+        token = await checker_token_from(str(run.run_dir))
+        environment = {"EPOCHAL_CHECKER_TOKEN": token}
+        first, second = [
+            await run.children.start(name, "checker", run.url, "--spool", str(tmp_path), environment=environment)
+            for name in ("one", "two")
+        ]
+        for checker in (first, second):
+            await run.line_of(checker, "checking results")
+        for _ in range(2):
+            await run.start_client()
+        await run.until(in_training(4))
+        first.kill()
+        assert await first.wait(BOUND_S) == -signal.SIGKILL
+        assert "the mean of" in await run.line_of(second, "update of step")
+        report = await run.finish()
+        assert (report.rounds, report.unapplied) == (steps, 0)

@@ -6,14 +6,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from epochal.coordinator.blobs.leased_checks import (
-    CHECK_GRACE_S,
-    LEASE_S,
-    MAX_LEASES,
-    MIN_CHECK_BYTES_PER_S,
-    PRESENT_FOR_S,
-    LeasedChecks,
-)
+from epochal.coordinator.blobs.leased_checks import LeasedChecks
+from epochal.coordinator.blobs.leases import GRACE_S, LEASE_S, MAX_LEASES, MIN_BYTES_PER_S, PRESENT_FOR_S
 from epochal.state.errors import Refused
 from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict, ExpectedResult, LeasedCheck
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
@@ -22,7 +16,7 @@ from epochal.state.wire import ClientId, Sha256
 from tests.support.simulate.virtual_time import in_virtual_time
 
 SHA256 = Sha256("a" * 64)
-SIZE_BYTES = 10 * MIN_CHECK_BYTES_PER_S
+SIZE_BYTES = 10 * MIN_BYTES_PER_S
 COMMITMENT = ResultCommitment(1, 0, SHA256, SIZE_BYTES, ResultMetrics(None, 0, 0.0))
 CHECK = ExpectedResult("run", ClientId("b" * 32), COMMITMENT, SHA256, "int4", 1.0)
 RIGHT = CheckVerdict(SHA256, 1.0)
@@ -121,7 +115,7 @@ async def refused_lease(checks: LeasedChecks) -> None:
 
 @in_virtual_time
 async def test_renewed_lease_goes_on_but_not_for_ever(checks: LeasedChecks) -> None:
-    most_s = CHECK_GRACE_S + SIZE_BYTES / MIN_CHECK_BYTES_PER_S
+    most_s = GRACE_S + SIZE_BYTES / MIN_BYTES_PER_S
     async with leased_to_one(checks) as (leased, waiting):
         renewed_s, is_over = 0.0, False
         while not is_over:

@@ -10,7 +10,6 @@ import pytest
 
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
-from epochal.coordinator.run.service import CoordinatorService
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import running_sum
 from epochal.state.documents import UpdateRef
@@ -18,12 +17,9 @@ from epochal.state.errors import Refused
 from epochal.state.messages.requests import Attestation
 from epochal.state.model.replica import replica_digest
 from epochal.state.refusals import Refusal
-from epochal.state.results import decode_result
-from epochal.state.updates import UpdateHeader, UpdateRule, Weight, update_bytes
-from epochal.state.wire import Seed, Sha256, sha256_hex
-from tests.support.bounds import BOUND_S
+from epochal.state.wire import Seed, Sha256
 from tests.support.data.states import state_file
-from tests.support.data.stored_blobs import blob_bytes
+from tests.support.drive.made_updates import check_update, update_of
 from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import REPLICA, WireClient, served, training
 from tests.support.simulate.simulated_client import ClientSpec
@@ -32,25 +28,6 @@ from tests.support.simulate.simulated_run import prove, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
 
 STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
-
-
-async def update_of(service: CoordinatorService, step: int) -> UpdateRef:
-    """Return the update of a step, once it is made."""
-    async with asyncio.timeout(BOUND_S):
-        while (found := service.run.models.updates.get(step)) is None:
-            await service.readers.wait_published(service.published.version, None, 1.0)
-    return found
-
-
-async def check(service: CoordinatorService, step: int) -> None:
-    """Check that the update of a step is what its outcome's results make."""
-    outcome, named = service.run.models.outcomes[step], await update_of(service, step)
-    rule = UpdateRule.of(service.run.state_file.merge)
-    results = [
-        (Weight.of(entry), decode_result(await blob_bytes(service.blobs, entry.result_sha256), REPLICA.layout)[1])
-        for entry in outcome.entries
-    ]
-    assert sha256_hex(update_bytes(UpdateHeader.of(outcome, rule), rule, REPLICA.layout, results)) == named.blob_sha256
 
 
 async def deliver(clients: list[WireClient]) -> None:
@@ -64,7 +41,7 @@ async def test_update_is_made_of_what_was_delivered() -> None:
     async with served(STATE) as coordinator:
         clients = await training(coordinator, 3)
         await play_round(coordinator, clients)
-        await check(coordinator.service, 1)
+        await check_update(coordinator.service, 1)
 
 
 async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -81,10 +58,12 @@ async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.Log
         for client in clients:
             report = Attestation(1, 0, replica_digest(REPLICA), received)
             assert (await client.send("POST", "/attestations", report)).status_code == 200
+        for client in clients:  # or the round would wait for other attestations
+            assert (await client.send("DELETE", "/clients/me")).status_code == 204
         await update_of(service, 1)
         assert len(service.run.models.outcomes[1].entries) == 2
         assert "update_summed_anew" in caplog.messages
-        await check(service, 1)
+        await check_update(service, 1)
 
 
 async def test_disk_that_is_too_full_for_the_sum_delays_nothing_but_the_update(
