@@ -56,8 +56,9 @@ def verdict_on(expected: ExpectedResult, layout: TensorLayout, data: Readable) -
         attempt=expected.commitment.attempt,
         client_id=expected.client_id,
         work_sha256=expected.work_sha256,
-        replica_digest="",
+        replica_digest="" if expected.start is None else expected.start.replica_digest,
         codec=expected.codec,
+        start="" if expected.start is None else expected.start.result_sha256,
     )
     try:
         header, norm = check_result(data, wanted, layout, expected.max_abs)

@@ -40,11 +40,12 @@ from epochal.state.model.value_checks import sum_of_squares
 
 RESULT_FORMAT = "epochal/result/v1"
 METADATA_BOUND_BYTES = 2048
-"""Room for a header's text: seven values, of which the longest (a run ID) has at most 32 bytes, and two hashes."""
+"""Room for a header's text: seven values, of which the longest (a run ID) has at most 32 bytes, and three hashes."""
 
 _HASH_CHARACTERS = 64
 _CHECKED = ("run_id", "step", "attempt", "client_id", "work_sha256", "codec")
 _CODEC = "codec"
+_START = "start"
 _TYPES = (FLOAT32_TYPE, BYTES_TYPE)
 
 
@@ -58,6 +59,8 @@ class ResultHeader:
         work_sha256: digest of the round's work list, 64 hex characters.
         replica_digest: of the replica from which the client trained, 64 hex characters.
         codec: name of the codec (`state/codecs/codecs_by_name.py`).
+        start: digest of the client's own result of the step before, 64 hex characters, if it trained from the outer step
+            that this result alone makes of the replica (`merge.delay`); "" if it trained from the replica itself.
     """
 
     run_id: str
@@ -67,6 +70,7 @@ class ResultHeader:
     work_sha256: str
     replica_digest: str
     codec: str = FLOAT32.name
+    start: str = ""
 
 
 Difference = Mapping[str, Float32Array | EncodedTensor]
@@ -105,6 +109,8 @@ def result_of_blocks(header: ResultHeader, layout: TensorLayout, blocks: Callabl
     metadata = {key: str(value) for key, value in asdict(header).items()}
     if header.codec == FLOAT32.name:  # results were so before there were codecs
         del metadata[_CODEC]
+    if not header.start:
+        del metadata[_START]
     encoded = codec_named(header.codec).encoded(layout)
     return tensor_stream(encoded, metadata | {"format": RESULT_FORMAT}, blocks)
 
@@ -123,15 +129,16 @@ def check_result(
 
     Args:
         data: the result's bytes, read a piece at a time.
-        expected: the assigned round and client, and the run's codec. Its `replica_digest` is not compared: the outcome
-            compares the returned one with the digest that the quorum attested.
+        expected: the assigned round and client, and the run's codec. A result with a `start` must have this one and this
+            `replica_digest`; one of that replica must have the `start`, if there is one. Otherwise the digest is not
+            compared: the outcome compares the returned one with the digest that the quorum attested.
         layout: names and shapes of the model's parameters.
         max_abs: the largest magnitude that a value may have.
 
     Raises:
         InvalidResult: the client's fault, do not retry the same bytes. `rule` is `size`, `header`, `dtype`, `layout`,
-            `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `codec`, `finite`,
-            `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `code_use`, `padding`, `level`,
+            `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `codec`, `start`,
+            `finite`, `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `code_use`, `padding`, `level`,
             `level_use`, `index`.
     """
     codec = codec_named(expected.codec)
@@ -147,6 +154,7 @@ def check_result(
         named, wanted = getattr(header, name), getattr(expected, name)
         if named != wanted:
             raise InvalidResult(name, f"a result for {name} {str(named)[:80]!a}; expected {wanted!a}")
+    _check_start(header, expected)
     _check_layout(file.layout, layout, codec)
     start, squares = file.size_bytes, 0.0
     for (name, count), (_, encoded) in zip(layout.counts(), file.layout.counts(), strict=True):
@@ -156,6 +164,17 @@ def check_result(
             raise InvalidResult(found, f"a result whose tensor {name!a} {_BROKEN[found]}", max_abs=max_abs)
         squares += found
     return header, math.sqrt(squares)
+
+
+def _check_start(header: ResultHeader, expected: ResultHeader) -> None:
+    """Raise `InvalidResult` (`start`) unless a result began from the round's replica, or as its client might."""
+    is_of_start = header.replica_digest == expected.replica_digest
+    if header.start and not (header.start == expected.start and is_of_start):
+        found = f"{header.start} and replica {header.replica_digest}"
+        allowed = f", or {expected.start} and replica {expected.replica_digest}" if expected.start else ""
+        raise InvalidResult(_START, f"a result whose start is {found}; allowed: none{allowed}")
+    if expected.start and is_of_start and not header.start:
+        raise InvalidResult(_START, f"a result of replica {header.replica_digest} without the start {expected.start}")
 
 
 _BROKEN = {
@@ -227,9 +246,11 @@ def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
     if found.pop("format", "") != RESULT_FORMAT:
         raise InvalidResult("format", f"not a result of format {RESULT_FORMAT}")
     found.setdefault(_CODEC, FLOAT32.name)
+    is_eager = _START in found
+    found.setdefault(_START, "")
     if set(found) != {field.name for field in fields(ResultHeader)}:
         raise InvalidResult("header", "a result whose metadata has missing or unknown keys")
-    for name in ("work_sha256", "replica_digest"):
+    for name in ("work_sha256", "replica_digest", *((_START,) if is_eager else ())):
         if len(found[name]) != _HASH_CHARACTERS or set(found[name]) - set("0123456789abcdef"):
             raise InvalidResult(name, f"a result whose {name} is not {_HASH_CHARACTERS} lowercase hex characters")
     if find_codec(found[_CODEC]) is None or (found[_CODEC] == FLOAT32.name and _CODEC in metadata):
@@ -242,6 +263,7 @@ def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
         found["work_sha256"],
         found["replica_digest"],
         found[_CODEC],
+        found[_START],
     )
 
 

@@ -19,7 +19,7 @@ from typing import Protocol, SupportsFloat, runtime_checkable
 
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import AdamW
-from epochal.state.errors import TrainerFailed
+from epochal.state.errors import InternalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -167,8 +167,12 @@ class ModelInParts(Protocol):
         ...
 
 
+MAX_TENTATIVE = 2
+"""Maximum number of rounds whose results may still count: one, or two where training goes on meanwhile."""
+
+
 class TentativeInnerState:
-    """The optimizer's state after the last result that counted, and after one that may still count.
+    """The optimizer's state after the last result that counted, and after those that may still count.
 
     Args:
         is_kept: whether rounds begin with the state; otherwise each begins without.
@@ -177,19 +181,30 @@ class TentativeInnerState:
     def __init__(self, is_kept: bool) -> None:
         self.is_kept = is_kept
         self.committed = NO_INNER_STATE
-        self._tentative: InnerState | None = None
+        self._tentative: list[InnerState] = []
+
+    @property
+    def newest(self) -> InnerState:
+        """The state with which the next round begins: the last proposed one, or the one that counts."""
+        return self._tentative[-1] if self._tentative else self.committed
 
     def propose(self, state: InnerState) -> None:
-        """Hold a round's state until it is known whether the round's result counts."""
-        if self.is_kept:
-            self._tentative = state
+        """Hold a round's state until it is known whether the round's result counts.
+
+        Raises:
+            InternalError: so many are held already whose fate was never decided; the caller's bug.
+        """
+        if not self.is_kept:
+            return
+        if len(self._tentative) >= MAX_TENTATIVE:
+            raise InternalError(f"{MAX_TENTATIVE} rounds' inner states were neither kept nor rolled back")
+        self._tentative.append(state)
 
     def commit(self) -> None:
-        """Keep the proposed state, if there is one."""
-        if self._tentative is not None:
-            self.committed = self._tentative
-            self._tentative = None
+        """Keep the oldest proposed state, if there is one."""
+        if self._tentative:
+            self.committed = self._tentative.pop(0)
 
     def roll_back(self) -> None:
-        """Forget the proposed state."""
-        self._tentative = None
+        """Forget every proposed state."""
+        self._tentative.clear()

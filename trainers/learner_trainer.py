@@ -50,7 +50,6 @@ class LearnerTrainer:
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
-        self._inner_state.roll_back()
         abandoned = threading.Event()
         try:
             local = await self._worker.run(partial(self._start, plan, abandoned, parameters))
@@ -77,7 +76,7 @@ class LearnerTrainer:
         self, plan: RoundPlan, abandoned: threading.Event, parameters: Mapping[str, Float32Array]
     ) -> "_LocalSteps":
         try:
-            self._learner.load(parameters, self._inner_state.committed)
+            self._learner.load(parameters, self._inner_state.newest)
         except TrainerFailed as error:
             raise TrainerFailed(f"step {plan.step}: {error.message}", **{**error.context, "step": plan.step}) from error
         return _LocalSteps(plan, self._learner, self._optimizer, abandoned)

@@ -6,7 +6,9 @@ the assignment is cut into local steps, and the data as it arrives. The rules ke
 - `train` changes nothing that is shared: not the parameters that it is given, nor the trainer's inner state
   (optimizer moments, a quantisation residual), of which it works on a copy.
 - That copy is *tentative*: it becomes the inner state by `commit_inner_state`, when the outcome contains the result,
-  and is forgotten by `roll_back_inner_state`, or by the next `train`, when it does not (`docs/merging.md`).
+  and is forgotten by `roll_back_inner_state` when it does not (`docs/merging.md`). The next `train` begins with the
+  newest copy. With `merge.delay` two results may be undecided at once: `commit_inner_state` is about the older one, and
+  `roll_back_inner_state` forgets both.
 - Arithmetic leaves the event loop free, and a cancelled `train` stops soon after.
 """
 
@@ -115,11 +117,11 @@ class Trainer(Protocol):
         ...
 
     def commit_inner_state(self) -> None:
-        """Keep the inner state of the last `train`, if there is one: its result counts."""
+        """Keep the inner state of the oldest `train` that is undecided, if there is one: its result counts."""
         ...
 
     def roll_back_inner_state(self) -> None:
-        """Forget the inner state of the last `train`, if there is one: its result does not count."""
+        """Forget the inner state of every undecided `train`: their results do not count."""
         ...
 
     async def aclose(self) -> None:

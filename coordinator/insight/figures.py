@@ -143,7 +143,7 @@ def clients_of(
             witness=client_id in witnesses,
             fate=fate,
             detail=detail[:MAX_DETAIL_CHARS],
-            committed_s=_known(times.committed_s),
+            committed_s=None if times.committed_s is None else _known(max(0.0, times.committed_s)),
             delivered_s=_known(times.delivered_s),
             attested_s=_known(times.attested_s),
             result_bytes=0 if bound is None else bound.size_bytes,

@@ -67,6 +67,8 @@ def join(run: Run, event: ClientJoined) -> Handled:
         invitations_used=invitations,
         admissions=with_use(known.admissions, event),
     )
+    if run.round is not None and not is_same:  # another process has not the bytes
+        run = replace(run, round=run.round.without_early((event.client_id,)))
     run = gathered(vote(run.with_parts(joined), None if before is None else before.readiness.data_fingerprint, None))
     change = "joined" if before is None else "joined again"
     return run, (MembershipChanged(event.client_id, change, member, run.clock.now_s),)

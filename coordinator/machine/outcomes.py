@@ -19,6 +19,7 @@ from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.round_reliability import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import UpdateMade
+from epochal.coordinator.machine.work import promised_after
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import Refused
@@ -42,7 +43,7 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
     """Return the outcome of a run's round, from its commitments and attestations.
 
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
-    a quorum agreed. The entries are in the order in which the results were verified.
+    a quorum agreed, or from its client's own result of the round before (`merge.delay`). The entries are in the order in which the results were verified.
     """
     plan = current.tasks.plan
     if not current.results.verified:
@@ -60,7 +61,8 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
     applied = [
         client_id
         for client_id, replica in verified.items()
-        if replica == agreed and _is_received(plan.positions[client_id], received)
+        if (replica == agreed or current.tasks.is_eager(client_id, replica))
+        and _is_received(plan.positions[client_id], received)
     ]
     if not applied:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
@@ -185,6 +187,7 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
         carried=subtract(current.tasks.work.shared, applied + blame.blamed) + blame.cleared + run.work.carried,
         suspects=blame.suspects,
         quarantined=run.work.quarantined + blame.quarantined,
+        promised=promised_after(run, current, included, agreed),
     )
     return replace(run, round=None, members=members, progress=progress, work=work), (*quarantined, *rests)
 

@@ -5,7 +5,8 @@ last result until a quorum had attested it. So less than half of the work cannot
 of what the others need, whoever holds it back. When the limit itself was too short, because the work or the clients
 have changed, more than half of the batches are missing: then it doubles until results arrive. Only the batches of
 clients that delivered before count here (the electorate): keys cost nothing, and any number of silent newcomers must
-not look like a limit that is too short. Newcomers themselves have as long again as the others took; but where a round
+not look like a limit that is too short. A client that began before the round (`merge.delay`) counts with the time that
+its work took it, as its speed does. Newcomers themselves have as long again as the others took; but where a round
 has waited for them in vain, the next ones do not wait for them, for so long that this costs three percent of the time,
 and less each time that it is in vain again; until a newcomer delivers.
 """
@@ -13,9 +14,10 @@ and less each time that it is in vain again; until a newcomer delivers.
 from statistics import median
 
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
-from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.round import MessageTimes, Round
 from epochal.coordinator.machine.parts.run_pace import RunPace
-from epochal.coordinator.machine.parts.train_times import TrainTimes
+from epochal.coordinator.machine.parts.train_times import MOSTLY, TrainTimes
+from epochal.state.intervals import total_batches
 
 TRAIN_TIMES_KEPT = 16
 TRAIN_TIMES_NEEDED = 5
@@ -77,5 +79,28 @@ def with_pace(pace: RunPace, clock: PhaseClock, current: Round, *, is_applied: b
         waits_in_vain = min(waits_in_vain + 1, MAX_WAIT_DOUBLINGS)
     train_times = pace.train_times
     if is_applied and times.train_s is not None:
-        train_times = (*train_times, times.train_s + clock.in_phase_s)[-TRAIN_TIMES_KEPT:]
+        train_s = times.train_s + clock.in_phase_s
+        if current.tasks.starts is not None and times.mostly_in_s is not None:
+            train_s += _mostly_took_s(current) - times.mostly_in_s
+        train_times = (*train_times, train_s)[-TRAIN_TIMES_KEPT:]
     return RunPace(train_times, slow_rounds, newcomers_from_s, waits_in_vain)
+
+
+def _mostly_took_s(current: Round) -> float:
+    """Return the time within which most of the electorate's batches were done and delivered, each by its client."""
+    plan, count, took_s = current.tasks.plan, 0, 0.0
+    known = ((one, current.arrivals[one]) for one in current.results.verified if one in plan.electorate)
+    found = sorted((_took_s(times), total_batches(plan.assignments[one])) for one, times in known)
+    part, whole = MOSTLY
+    for took_s, batches in found:
+        count += batches
+        if whole * count >= part * plan.decisive_count:
+            break
+    return took_s
+
+
+def _took_s(times: MessageTimes) -> float:
+    """Return how long a client took from when it could begin until its result was held, without its wait between."""
+    assert times.delivered_s is not None, "a verified result was delivered"
+    waited_s = 0.0 if times.committed_s is None else max(0.0, -times.committed_s)
+    return times.delivered_s - times.began_s - waited_s

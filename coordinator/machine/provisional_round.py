@@ -13,17 +13,18 @@ compares the two.
 from dataclasses import replace
 
 from epochal.coordinator.machine.outcomes import settle_work
+from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.reliability import earned_by
-from epochal.coordinator.machine.parts.round import Ahead, Round
+from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import DEPARTED
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done
-from epochal.coordinator.machine.work import PlannedWork, plan_work, plan_work_for
+from epochal.coordinator.machine.work import named_ahead, plan_work, plan_work_for
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import ROUND_PHASES, RunState
-from epochal.state.wire import ClientId, document_digest
+from epochal.state.wire import ClientId
 
 FEW = 8
 """The same next round stays named if at most one in so many clients took another time than was expected."""
@@ -34,9 +35,17 @@ _ANY_REPLICA = ""
 
 
 def looked_ahead(before: Run, after: Run) -> Run:
-    """Return the run after a stimulus, with a new provisional next round if a round has begun or all of it is in."""
+    """Return the run after a stimulus, with a new provisional next round if a round has begun or all of it is in.
+
+    With `merge.delay` the next round is promised, and stays what it was as the round began.
+    """
     current = after.round
-    if current is None or after.clock.phase not in ROUND_PHASES or _stage(after) == _stage(before):
+    if (
+        current is None
+        or after.state_file.merge.delay
+        or after.clock.phase not in ROUND_PHASES
+        or _stage(after) == _stage(before)
+    ):
         return after
     if current.ahead is not None and _is_as_expected(after, current):
         return after
@@ -96,7 +105,7 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
     if not current.missing.pending or steps_done(after) or len(clients) < run.state_file.config.min_clients:
         return None
     planned = plan_work_for(after, clients, current.tasks.seed)
-    return _named(current, planned) if planned.work.intervals() else None
+    return named_ahead(current, planned) if planned.work.intervals() else None
 
 
 def _as_expected(run: Run, current: Round) -> list[Sharing]:
@@ -121,15 +130,7 @@ def complete_look(run: Run, current: Round) -> Ahead | None:
     if steps_done(after) or len(after.ready_members()) < run.state_file.config.min_clients:
         return None
     planned = plan_work(after, current.tasks.seed)
-    return _named(current, planned) if planned.work.intervals() else None
-
-
-def _named(current: Round, planned: PlannedWork) -> Ahead:
-    """Return what the run document names of a planned round."""
-    work_sha256 = document_digest(planned.work)
-    if planned.roster is current.tasks.roster or planned.roster == current.tasks.roster:
-        return Ahead(current.tasks.roster_sha256, work_sha256, planned.work)
-    return Ahead(document_digest(planned.roster), work_sha256, planned.work, planned.roster)
+    return named_ahead(current, planned) if planned.work.intervals() else None
 
 
 def _expected(run: Run, current: Round) -> frozenset[ClientId]:

@@ -1,7 +1,8 @@
 """Clients' reports during a round: commitments, results, attestations, failures. Pure handlers of the machine.
 
 Every report names its round, `(step, attempt)`. A report for a round that is over is refused; a repeated one changes
-nothing.
+nothing. Where the next round is promised (`coordinator/machine/work.py`), a client that is bound to its result of this
+one may bind itself to that of the next.
 """
 
 from dataclasses import replace
@@ -9,7 +10,9 @@ from typing import TypeAlias
 
 from epochal.coordinator.machine.instructions import Instruction, TimesTold
 from epochal.coordinator.machine.pace import elapsed_s
+from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
+from epochal.coordinator.machine.parts.planned_ahead import EarlyCommitment
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
@@ -42,13 +45,35 @@ def receive_result(current: Round | None, clock: PhaseClock, event: ResultReceiv
     Raises:
         Refused: `late-result`, `not-in-roster` or `already-committed`.
     """
-    after, client_id, told = _bound(current, clock, event), event.client_id, event.report.metrics.before
+    is_early = current is not None and _is_early(current, clock, event)
+    after = _bound_early(current, clock, event) if current is not None and is_early else _bound(current, clock, event)
+    client_id, told = event.client_id, event.report.metrics.before
     instructions = () if told is None or after is current else (TimesTold(client_id, told),)
     if event.verdict is not None:
         return _judged(after, clock, client_id, event.verdict), instructions
-    if after is not current:
+    if after is not current and not is_early:
         after = after.with_arrival(client_id, committed_s=elapsed_s(after, clock))
     return after, instructions
+
+
+def _is_early(current: Round, clock: PhaseClock, event: ResultReceived) -> bool:
+    """Whether a client may bind itself to a result of the next round, of which the bytes come later."""
+    if clock.phase not in ROUND_PHASES or current.ahead is None or not current.ahead.is_promised:
+        return False
+    is_next = (event.report.step, event.report.attempt) == (current.number.step + 1, 0)
+    return is_next and event.verdict is None and event.client_id in current.results.commitments
+
+
+def _bound_early(current: Round, clock: PhaseClock, event: ResultReceived) -> Round:
+    """Return the round with a client bound to a result of the next one. Raises `Refused` (`already-committed`)."""
+    before = current.early.get(event.client_id)
+    if before is None:
+        bound = EarlyCommitment(event.report, elapsed_s(current, clock))
+        return replace(current, early=added(current.early, event.client_id, bound))
+    if before.report.result_sha256 != event.report.result_sha256:
+        message = f"client {event.client_id} is bound to result {before.report.result_sha256} in the next round"
+        raise Refused(Refusal.ALREADY_COMMITTED, message, committed=before.report.result_sha256)
+    return current
 
 
 def _bound(current: Round | None, clock: PhaseClock, event: ResultReceived) -> Round:

@@ -89,7 +89,8 @@ def _speed_after(before: Speed, current: Round, client_id: ClientId) -> Speed:
     if times is None or times.delivered_s is None:
         return before
     batches = total_batches(current.tasks.plan.assignments[client_id])
-    return before.after(delivered(batches, times.delivered_s, times.committed_s, times.check_ms))
+    began_s = times.began_s if current.tasks.is_eager(client_id, current.results.verified[client_id]) else 0.0
+    return before.after(delivered(batches, times.delivered_s, times.committed_s, times.check_ms, began_s))
 
 
 def _miss(
@@ -105,7 +106,7 @@ def _miss(
     """
     held = current.results.verified.get(client_id)
     if held is not None:
-        other = reference is not None and held != reference
+        other = reference is not None and held != reference and not current.tasks.is_eager(client_id, held)
         return "its result was trained from another replica than the others hold" if other else None
     if client_id in current.missing.without_room and client_id not in current.missing.rejected:
         return None  # the coordinator had no room for it
@@ -159,7 +160,8 @@ def _replica_held(models: RunModels, current: Round, agreed: Blake3 | None) -> B
     for checkpoint in models.checkpoints:
         if checkpoint.step == current.number.step - 1:
             return checkpoint.replica_digest
-    for digest, count in Counter(current.results.verified.values()).items():
+    held = [digest for one, digest in current.results.verified.items() if not current.tasks.is_eager(one, digest)]
+    for digest, count in Counter(held).items():
         if 2 * count > len(current.results.verified):
             return digest
     return agreed

@@ -19,7 +19,7 @@ from epochal.state.documents import (
     UpdateRef,
 )
 from epochal.state.intervals import total_batches
-from epochal.state.messages.blob_messages import ExpectedResult
+from epochal.state.messages.blob_messages import EagerStart, ExpectedResult
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId, Sha256, document_digest
@@ -155,8 +155,10 @@ def expected_result(
     state_file: StateFile, current: Round, client_id: ClientId, commitment: ResultCommitment
 ) -> ExpectedResult:
     """Return what the result must be to which a client commits in a round."""
-    merge, work = state_file.merge, current.tasks.work_sha256
-    return ExpectedResult(state_file.run_id, client_id, commitment, work, merge.codec_name, merge.max_abs)
+    merge, work, starts, start = state_file.merge, current.tasks.work_sha256, current.tasks.starts, None
+    if starts is not None and client_id in starts.results:
+        start = EagerStart(starts.replica_digest, starts.results[client_id])
+    return ExpectedResult(state_file.run_id, client_id, commitment, work, merge.codec_name, merge.max_abs, start)
 
 
 def may_read_results(run: Run, client_id: ClientId | None) -> bool:

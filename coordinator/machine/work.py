@@ -1,23 +1,31 @@
 """The work of a round: its batches, and its clients with their shares of these.
 
 Suspected batches (`coordinator/machine/blame.py`) go to one client each, then come carried batches, then new ones.
+
+With `merge.delay` the work of the next round is drawn as a round begins, and promised to its clients, which train for
+it as soon as their own results are ready. It takes no batch from the run before its round begins, and has no suspects,
+so that it can be dropped without a trace: if the round before is void, if the epoch ends, or if too few of its clients
+are left. Members that have left keep their part, which is then missed as any other; newcomers take part in the round
+after it. Those that are not proven get their part only as their round begins.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.parts.held_results import HeldResults
-from epochal.coordinator.machine.parts.round import Round, RoundNumber
+from epochal.coordinator.machine.parts.planned_ahead import Ahead, EagerStarts, PromisedRound
+from epochal.coordinator.machine.parts.round import NO_ARRIVALS, MessageTimes, Round, RoundNumber
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
-from epochal.state.intervals import BatchId, take_positions, total_batches
+from epochal.state.intervals import BatchId, subtract, take_positions, total_batches
 from epochal.state.schedule import InnerSchedule, global_batch_size
 from epochal.state.weights import UsualNorm
-from epochal.state.wire import Seed, document_digest
+from epochal.state.wire import Blake3, ClientId, Seed, Sha256, document_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,26 +77,126 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
 
 
 def begin_round(run: Run, seed: Seed) -> Run:
-    """Return the run with its next round: roster of the ready members, work list, seed."""
-    assignment_seed, step = run.work.next_assignment_seed or seed, run.progress.step
-    planned = plan_work(run, assignment_seed)
-    tasks = RoundTasks(
+    """Return the run with its next round: roster of the ready members, work list, seed; or the promised one."""
+    promised, step = run.work.promised, run.progress.step
+    run = run.with_parts(replace(run.work, promised=None))
+    begun = None if promised is None else _kept_promise(run, promised, seed)
+    if begun is None:
+        planned = plan_work(run, run.work.next_assignment_seed or seed)
+        tasks = _tasks(run, planned, seed)
+        missing = RoundMissing().waiting_for(tasks.with_work(), tasks.plan.electorate)
+        begun = Round(_number(run), tasks, HeldResults(_usual(run.models.usual, run.rates, step)), missing), planned
+    current, planned = begun
+    run = run.with_parts(
+        current,
+        replace(run.progress, drain_rounds=run.progress.drain_rounds + (step > run.last_step)),
+        replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
+    )
+    return replace(run, round=replace(current, ahead=_promise(run, current))) if run.state_file.merge.delay else run
+
+
+def _number(run: Run) -> RoundNumber:
+    return RoundNumber(run.progress.step, run.progress.attempt, run.progress.height)
+
+
+def _tasks(run: Run, planned: PlannedWork, seed: Seed, starts: EagerStarts | None = None) -> RoundTasks:
+    return RoundTasks(
         roster=planned.roster,
         work=planned.work,
         roster_sha256=document_digest(planned.roster),
         work_sha256=document_digest(planned.work),
         seed=seed,
-        assignment_seed=assignment_seed,
+        assignment_seed=run.work.next_assignment_seed or seed,
         cursor=planned.cursor,
         witness_nodes=run.state_file.config.witness_nodes,
+        starts=starts,
     )
-    number = RoundNumber(step, run.progress.attempt, run.progress.height)
-    missing = RoundMissing().waiting_for(tasks.with_work(), tasks.plan.electorate)
-    return run.with_parts(
-        Round(number, tasks, HeldResults(_usual(run.models.usual, run.rates, step)), missing),
-        replace(run.progress, drain_rounds=run.progress.drain_rounds + (step > run.last_step)),
-        replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
+
+
+def _promise(run: Run, current: Round) -> Ahead | None:
+    """Return the next round, if one will follow that can be drawn now; its clients are those that are ready now.
+
+    Args:
+        run: in the round that has just begun; whatever is due of it is not carried.
+        current: that round.
+    """
+    after = run.with_parts(replace(run.progress, step=run.progress.step + 1))
+    ready = [Sharing.of(member) for member in run.ready_members()]
+    if (
+        after.progress.step > run.last_step
+        or run.progress.pause_pending
+        or _due(after.work, after.progress.step, len(ready), draining=False)
+    ):
+        return None
+    planned = plan_work_for(after, ready, current.tasks.seed)
+    return named_ahead(current, planned, is_promised=True) if planned.work.intervals() else None
+
+
+def named_ahead(current: Round, planned: PlannedWork, *, is_promised: bool = False) -> Ahead:
+    """Return what the run document names of a planned round, which follows the present one."""
+    work_sha256 = document_digest(planned.work)
+    if planned.roster is current.tasks.roster or planned.roster == current.tasks.roster:
+        return Ahead(current.tasks.roster_sha256, work_sha256, planned.work, is_promised=is_promised)
+    return Ahead(document_digest(planned.roster), work_sha256, planned.work, planned.roster, is_promised)
+
+
+def promised_after(
+    run: Run, current: Round, included: frozenset[ClientId], agreed: Blake3 | None
+) -> PromisedRound | None:
+    """Return the next round, if it was promised as this one began, with what its clients have done for it.
+
+    Args:
+        run: as the round ends.
+        current: the round.
+        included: the clients whose results are applied.
+        agreed: the replica on which a quorum of witnesses agreed; the round is void without one.
+    """
+    ahead = current.ahead
+    if agreed is None or not included or ahead is None or not ahead.is_promised:
+        return None
+    ended_s = elapsed_s(current, run.clock)
+    results = {one: Sha256(current.results.commitments[one].result_sha256) for one in included}
+    return PromisedRound(
+        roster=ahead.roster or current.tasks.roster,
+        work=ahead.work,
+        starts=EagerStarts(agreed, results),
+        commitments={
+            one: early._replace(at_s=early.at_s - ended_s) for one, early in current.early.items() if one in included
+        },
+        began_s={one: _own_end_s(current.arrivals.get(one, NO_ARRIVALS)) - ended_s for one in included},
     )
+
+
+def _own_end_s(times: MessageTimes) -> float:
+    """Return when a client's result was ready, in seconds after the start of its round, 0 if it was so before."""
+    found = times.delivered_s if times.committed_s is None else times.committed_s
+    return max(0.0, found or 0.0)
+
+
+def _kept_promise(run: Run, promised: PromisedRound, seed: Seed) -> tuple[Round, PlannedWork] | None:
+    """Return the promised round and its work, or None if it cannot be: another one has to be drawn then."""
+    if run.progress.height == 0 or run.progress.step > run.last_step:
+        return None
+    shared, cursor = promised.work.shared, run.work.cursor
+    carried = subtract(run.work.carried, shared)
+    planned = PlannedWork(promised.roster, promised.work, carried, max(cursor, *(one.end + 1 for one in shared)))
+    tasks = _tasks(run, planned, seed, promised.starts)
+    present = frozenset(one.client_id for one in run.ready_members() if one.client_id in tasks.plan.positions)
+    if len(present) < run.state_file.config.min_clients or not present & tasks.with_work():
+        return None
+    if len(present.intersection(tasks.plan.witnesses)) < tasks.plan.quorum:
+        return None
+    proven = tasks.plan.electorate & present & tasks.with_work()
+    bound = {one: early for one, early in promised.commitments.items() if one in proven}
+    commitments = {one: early.report for one, early in bound.items()}
+    arrivals = {
+        one: MessageTimes(began_s, bound[one].at_s if one in bound else None)
+        for one, began_s in promised.began_s.items()
+        if one in proven
+    }
+    missing = RoundMissing().waiting_for(present & tasks.with_work(), tasks.plan.electorate)
+    results = HeldResults(_usual(run.models.usual, run.rates, run.progress.step), commitments)
+    return Round(_number(run), tasks, results, missing, arrivals=arrivals), planned
 
 
 def _usual(usual: UsualNorm | None, rates: InnerSchedule, step: int) -> UsualNorm | None:

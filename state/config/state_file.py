@@ -154,6 +154,7 @@ class MergeConfig(Section):
         norm_limit: multiple of the usual length of results from which longer ones count for as much less; 0 for none.
         update: how a round's mean is encoded, once for all members.
         update_wait_s: seconds for which a client waits for that, before it makes it itself of the round's results.
+        delay: 1 if a round's training begins before the round, from the client's own last result; 0 if it does not.
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
@@ -169,6 +170,7 @@ class MergeConfig(Section):
     norm_limit: Annotated[float, Field(ge=0, le=MAX_NORM_LIMIT)] = 1.5
     update: Literal["int4", "int8", "exact"] = "int4"
     update_wait_s: Annotated[float, Field(ge=0, le=MAX_UPDATE_WAIT_S)] = 120.0
+    delay: Annotated[int, Field(ge=0, le=1, description="0 or 1")] = 0
 
     @property
     def has_momentum(self) -> bool:

@@ -59,12 +59,26 @@ class UploadProgress(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class EagerStart(WireDocument):
+    """The start of a client that trained before its round began (`merge.delay`): its own outer step of a replica.
+
+    Attributes:
+        replica_digest: of the replica before the client's last result.
+        result_sha256: digest of that result, with which the outer step is taken.
+    """
+
+    replica_digest: HexBlake3
+    result_sha256: HexSha256
+
+
+@dataclass(frozen=True, slots=True)
 class ExpectedResult(WireDocument):
     """A result to which a client committed, and what else its header must say.
 
     Attributes:
         commitment: the client's; it names the round, and the digest and size of the bytes.
         max_abs: the largest magnitude that a value may have.
+        start: from which its client may have trained, instead of the round's replica; None if from nothing else.
     """
 
     run_id: str
@@ -73,6 +87,7 @@ class ExpectedResult(WireDocument):
     work_sha256: HexSha256
     codec: Annotated[str, Field(max_length=MAX_NAME_CHARS)]
     max_abs: float
+    start: EagerStart | None = None
 
     @property
     def sha256(self) -> Sha256:

@@ -76,7 +76,6 @@ class MeshTrainer:
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
         del batches  # each process loads its own
-        self._inner_state.roll_back()
         while True:
             end = _RoundEnd(parameters, self._worker)
             try:
@@ -94,7 +93,7 @@ class MeshTrainer:
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], end: "_RoundEnd"
     ) -> list[RoundDone]:
         """Return each process's answer; the tensors of the round's end go to `end`."""
-        state = self._inner_state.committed
+        state = self._inner_state.newest
         names = tuple(state.tensors)
         ticket, version = self._servers.ticket(), self._servers.document_version()
         task = RoundTask(plan, ticket, state.step_count, names, self._inner_state.is_kept, version)

@@ -6,17 +6,17 @@ from typing import Any, TypeAlias
 
 from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.held_results import HeldResults
-from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain
+from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain, removed
+from epochal.coordinator.machine.parts.planned_ahead import Ahead, EarlyCommitment
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.round_witnessed import RoundWitnessed
 from epochal.coordinator.machine.parts.train_times import TrainTimes
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Roster, WorkList
 from epochal.state.intervals import total_batches
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.weights import Weighed, steps_of
-from epochal.state.wire import Blake3, ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,24 +33,11 @@ class RoundNumber:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
-    """The next round as it is if nothing more is lost, for clients that fetch its data ahead.
-
-    Attributes:
-        roster: its roster; None if it is that of the round under way.
-    """
-
-    roster_sha256: Sha256
-    work_sha256: Sha256
-    work: WorkList
-    roster: Roster | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class MessageTimes:
     """The times at which a client's messages of a round came, in seconds since the round began; None: none came.
 
     Attributes:
+        began_s: when the client could begin to train: 0, or less with work that was drawn ahead.
         committed_s: of its commitment, if its result did not come along.
         delivered_s: of its result, held and checked.
         attested_s: of its last attestation.
@@ -58,6 +45,7 @@ class MessageTimes:
         told: the times of this round that the client has reported, if it leaves before the round ends.
     """
 
+    began_s: float = 0.0
     committed_s: float | None = None
     delivered_s: float | None = None
     attested_s: float | None = None
@@ -82,8 +70,9 @@ class Round(Composed):
         missing: the results that it lacks.
         witnessed: what its witnesses have attested.
         times: the times of its RoundTrain.
-        ahead: the provisional next round; None if there is none.
+        ahead: the next round, provisional or promised; None if there is none.
         arrivals: when each client's messages came, from which its speed follows.
+        early: commitments to results of the promised next round.
     """
 
     number: RoundNumber
@@ -94,6 +83,7 @@ class Round(Composed):
     times: TrainTimes = field(default_factory=TrainTimes)
     ahead: Ahead | None = None
     arrivals: Mapped[ClientId, MessageTimes] = field(default_factory=dict)
+    early: Mapped[ClientId, EarlyCommitment] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.results.verified_bits is None:
@@ -110,8 +100,16 @@ class Round(Composed):
         return after
 
     def no_longer_waiting_for(self, clients: Iterable[ClientId]) -> "Round":
-        """Return the round waiting for these clients no longer."""
-        return self.with_parts(self.missing.no_longer(clients, self.tasks.plan.electorate))
+        """Return the round waiting for these clients no longer, nor bound to their results of the next one."""
+        clients = tuple(clients)
+        return self.without_early(clients).with_parts(self.missing.no_longer(clients, self.tasks.plan.electorate))
+
+    def without_early(self, clients: Iterable[ClientId]) -> "Round":
+        """Return the round without these clients' commitments to results of the next one."""
+        early = self.early
+        for client_id in clients:
+            early = removed(early, client_id) if client_id in early else early
+        return self if early is self.early else replace(self, early=early)
 
     def with_verified(self, client_id: ClientId, replica: Blake3, norm: float, elapsed_s: float) -> "Round":
         """Return the round after a client's result was verified.

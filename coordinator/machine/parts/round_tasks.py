@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from epochal.coordinator.machine.parts.planned_ahead import EagerStarts
 from epochal.state.assignment import DataAssignments, assign_data_for_state
 from epochal.state.documents import Roster, WorkList
 from epochal.state.election import elect_witnesses, quorum, witness_count
 from epochal.state.intervals import total_batches
-from epochal.state.wire import ClientId, Seed, Sha256
+from epochal.state.wire import Blake3, ClientId, Seed, Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class RoundTasks:
         seed: elects the witnesses, and permutes the proven clients of the round after.
         assignment_seed: permutes the proven clients; the seed of the round before.
         cursor: the first batch number beyond the round's fresh interval.
+        starts: from which clients may have trained before the round began; None if its work was not drawn ahead.
         plan: not in snapshots; computed when the tasks are made or read.
     """
 
@@ -64,6 +66,7 @@ class RoundTasks:
     assignment_seed: Seed
     cursor: int
     witness_nodes: int
+    starts: EagerStarts | None = None
     plan: Annotated[RoundAssignment, Field(exclude=True)] = field(default=_NOT_YET_ASSIGNED, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +85,10 @@ class RoundTasks:
             electorate=frozenset(electorate),
             decisive_count=sum(total_batches(assignments[client_id]) for client_id in electorate),
         )
+
+    def is_eager(self, client_id: ClientId, replica: Blake3) -> bool:
+        """Whether a client that trained from this replica began before the round, with its own last result."""
+        return self.starts is not None and replica == self.starts.replica_digest and client_id in self.starts.results
 
     def with_work(self) -> frozenset[ClientId]:
         """Return the clients that have work."""

@@ -6,6 +6,7 @@ work list of the round under way.
 
 from dataclasses import dataclass, replace
 
+from epochal.coordinator.machine.parts.planned_ahead import PromisedRound
 from epochal.state.intervals import BatchId, coalesce
 from epochal.state.wire import ClientId, Seed
 from epochal.state.wire_document import WireDocument
@@ -45,6 +46,8 @@ class RunWork(WireDocument):
         suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
         next_assignment_seed: the last round's seed, which permutes the next one's proven clients; None before a round.
+        promised: the work of the next round, if it was drawn ahead and the last round was applied. Its batches are
+            still carried, or beyond the cursor.
     """
 
     cursor: int
@@ -53,6 +56,7 @@ class RunWork(WireDocument):
     suspects: tuple[Suspect, ...] = ()
     quarantined: tuple[Suspect, ...] = ()
     next_assignment_seed: Seed | None = None
+    promised: PromisedRound | None = None
 
     def is_left(self) -> bool:
         """Return whether batches were begun that are neither applied nor quarantined."""

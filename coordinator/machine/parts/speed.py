@@ -2,6 +2,8 @@
 
 The rule kept here: a delivery of b batches takes start + b · time per batch + upload. The coordinator knows when the
 round began, when the commitment came and when the bytes were there; what a client says of itself counts for nothing.
+A client that may train before its round begins (`merge.delay`) is bound to its result as soon as it has one, so that
+its time runs from one commitment to the next, without its wait for the round.
 Everything is an integer, so that a journal replays to the same numbers.
 
 The time per batch is the median of what consecutive deliveries of different sizes show, and the start the median of
@@ -39,8 +41,9 @@ class TimedDelivery(NamedTuple):
 
     Attributes:
         batches: number of batches of the assignment, at least 1.
-        work_ms: from the start of the round until the client was bound to its result.
-        upload_ms: from then on until the bytes were there; 0 if they came along.
+        work_ms: from the start of the round, or from when the client could begin before it, until the client was bound
+            to its result.
+        upload_ms: from then on, or from the start of the round, until the bytes were there; 0 if they came along.
     """
 
     batches: int
@@ -85,22 +88,25 @@ class Speed:
 UNKNOWN = Speed()
 
 
-def delivered(batches: int, held_s: float, committed_s: float | None, check_ms: int | None) -> TimedDelivery:
+def delivered(
+    batches: int, held_s: float, committed_s: float | None, check_ms: int | None, began_s: float = 0.0
+) -> TimedDelivery:
     """Return the delivery of a result.
 
     Args:
         batches: of its assignment.
         held_s: seconds from the start of the round until the result was held and checked.
-        committed_s: until its commitment came, if it came before.
+        committed_s: until its commitment came, if it came before; negative if that was before the round.
         check_ms: of these, the coordinator's own check.
+        began_s: until the client could begin to train: 0, or negative.
     """
     held_ms = max(0, _ms(held_s) - (check_ms or 0))
-    work_ms = held_ms if committed_s is None else min(held_ms, _ms(committed_s))
-    return TimedDelivery(batches, work_ms, held_ms - work_ms)
+    committed_ms = held_ms if committed_s is None else min(held_ms, _ms(committed_s))
+    return TimedDelivery(batches, max(0, committed_ms - _ms(began_s)), held_ms - max(0, committed_ms))
 
 
 def _ms(seconds: float) -> int:
-    return max(0, min(round(1000 * seconds), MAX_MS))
+    return max(-MAX_MS, min(round(1000 * seconds), MAX_MS))
 
 
 def _line(points: Sequence[tuple[int, int]]) -> tuple[int, int]:

@@ -129,17 +129,24 @@ class Driver:
         return instructions
 
     def _check_ahead(self, before: Round | None) -> None:
-        """Check that the next round that is named as one begins is what all the rules of its end give."""
+        """Check that the next round that is named as one begins is what all the rules of its end give, or stays."""
         current = self.run.round
+        if current is not None and self.run.state_file.merge.delay:
+            is_same = before is not None and before.tasks.plan is current.tasks.plan
+            assert not is_same or before is None or current.ahead is before.ahead
+            return
         if current is None or self.run.clock.phase is not RunState.ROUND_TRAIN:
             return
         if before is None or before.tasks.plan is not current.tasks.plan:
             assert current.ahead == complete_look(self.run, current)
 
     def _check_roster(self) -> None:
-        """Check that the shares are the batches, within their bounds if they allow, and that nobody rests."""
+        """Check that the shares are the batches, within their bounds if they allow, and that nobody rests.
+
+        A promised roster was drawn earlier.
+        """
         current = self.run.round
-        if current is None:
+        if current is None or self.run.state_file.merge.delay:
             return
         entries, bounds = current.tasks.roster.clients, []
         for entry in entries:
@@ -206,6 +213,23 @@ class Driver:
             commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, METRICS)
             self.send(stimuli.ResultReceived(client_id, commitment))
             self.verify(client_id, commitment)
+
+    def commit_ahead(self, *clients: ClientId, name: str = "ahead") -> None:
+        """These clients, bound to their results of this round, bind themselves to one of the next."""
+        step = self.round.number.step + 1
+        for client_id in clients:
+            result = digest_of(f"{name} {client_id} {step}")
+            self.send(stimuli.ResultReceived(client_id, ResultCommitment(step, 0, result, 10, METRICS)))
+
+    def deliver_eager(self, *clients: ClientId, name: str = "ahead") -> None:
+        """These clients deliver results for which they began before the round, each from its own last result."""
+        current = self.round
+        assert current.tasks.starts is not None
+        for client_id in clients:
+            result = digest_of(f"{name} {client_id} {current.number.step}")
+            commitment = ResultCommitment(current.number.step, current.number.attempt, result, 10, METRICS)
+            self.send(stimuli.ResultReceived(client_id, commitment))
+            self.verify(client_id, commitment, current.tasks.starts.replica_digest)
 
     def verify(self, client_id: ClientId, commitment: ResultCommitment, replica: Blake3 | None = None) -> None:
         """The bytes of this result came, and break no rule."""
