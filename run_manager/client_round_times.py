@@ -129,16 +129,20 @@ class RoundTimes:
                 self._done_s = now_s
         self._observer(event)
 
-    def result_metrics(self, trained: TrainedRound, data: DataMetrics | None) -> ResultMetrics:
+    def result_metrics(
+        self, trained: TrainedRound, data: DataMetrics | None, *, is_eager: bool = False
+    ) -> ResultMetrics:
         """Return the figures of a result that has just been encoded.
 
         Args:
             trained: the trainer's result.
             data: how its data came; None if the trainer loads them itself.
+            is_eager: whether it was trained before its round, so that nothing waited for the round's document.
         """
         began_s, now_s = self._parts_began_s, self._now_s()
-        idle_ms = None if self._idle_s is None else milliseconds(self._idle_s)
-        replica_ms, encode_ms = milliseconds(began_s["train"] - self._began_s), milliseconds(now_s - began_s["encode"])
+        idle_ms = None if self._idle_s is None or is_eager else milliseconds(self._idle_s)
+        round_began_s = began_s["replica"] if is_eager else self._began_s
+        replica_ms, encode_ms = milliseconds(began_s["train"] - round_began_s), milliseconds(now_s - began_s["encode"])
         return ResultMetrics(
             loss=trained.loss,
             tokens=trained.token_count,

@@ -1,8 +1,10 @@
 """Error feedback: the residual that this client's codec leaves, bound to the fate of its results (`docs/merging.md`).
 
-Theory of operation. Two residuals are held, in files of the spool: one after the last result that counted, and one
-after a result whose outcome is not known yet. While a result is encoded, the former is read and the latter written,
-part by part. When the outcome contains the result, the new one takes the place of the old one; otherwise it is dropped.
+Theory of operation. Residuals are held in files of the spool: one after the last result that counted, and one after a
+result whose outcome is not known yet. While a result is encoded, the former is read and the latter written, part by
+part. When the outcome contains the result, the new one takes the place of the old one; otherwise it is dropped. With
+`merge.delay` a result may begin from one whose outcome is not known: then the residual of that one is read, and both
+are dropped if it does not count.
 
 The rule kept here: a residual is used only if it is known to be what this client's results so far have left out. One
 of another history or model, and one after which another result of this client counted, is dropped: its values are lost,
@@ -63,7 +65,7 @@ class ErrorFeedback:
         self._decay = decay
         self._kept: _Residual | None = None
         self._encoded: _Residual | None = None
-        self._pending: _Residual | None = None
+        self._pending: list[_Residual] = []
 
     def encode(
         self, header: ResultHeader, lineage: str, difference: Mapping[str, Float32Array], max_abs: float = math.inf
@@ -78,10 +80,15 @@ class ErrorFeedback:
             difference: `start − end` of every parameter, float32.
             max_abs: `merge.max_abs`, within which the encoded difference stays; what is cut off is left out.
         """
-        if self._pending is not None and self._pending.step != header.step:
-            self.drop(f"it is not known whether the result of step {self._pending.step} counted")
-        layout, before = layout_of(difference), self._before()
-        if before and (self._kept is None or self._kept.lineage != lineage or layout_of(before) != layout):
+        last = self._pending[-1] if self._pending else None
+        if header.start and last is not None and last.result_sha256 == header.start:
+            known: _Residual | None = last
+        else:
+            if last is not None and last.step != header.step:
+                self.drop(f"it is not known whether the result of step {last.step} counted")
+            known = self._kept
+        layout, before = layout_of(difference), {} if known is None else known.tensors or {}
+        if before and (known is None or known.lineage != lineage or layout_of(before) != layout):
             self.drop("it is of another history of the run, or of another model")
             before = {}
         left = self._room(layout)
@@ -111,30 +118,28 @@ class ErrorFeedback:
         """
         if self._encoded is not None:
             self._encoded.result_sha256 = result_sha256
-            self._pending, self._encoded = self._encoded, None
+            others = [one for one in self._pending if one.step < self._encoded.step]
+            self._pending, self._encoded = [*others, self._encoded], None
 
     def settle(self, outcome: Outcome) -> None:
         """Keep what the result has left out if the outcome contains it, else return to the residual before it."""
-        pending = self._pending
+        pending = self._pending[0] if self._pending else None
         if self._kept is not None and outcome.step <= self._kept.step:
             return  # applied again: the replica is rebuilt
         if pending is not None and outcome.step < pending.step:
             return
         mine = next((entry.result_sha256 for entry in outcome.entries if entry.client_id == self._client_id), None)
         if pending is not None and mine in (None, pending.result_sha256):
-            self._kept, self._pending = self._kept if mine is None else pending, None
+            self._kept, self._pending = (self._kept, []) if mine is None else (pending, self._pending[1:])
         elif mine is not None:
             self.drop(f"another result of this client counted at step {outcome.step}")
 
     def drop(self, reason: str) -> None:
         """Forget every residual."""
-        if self._kept is not None or self._pending is not None:
+        if self._kept is not None or self._pending:
             log.warning("feedback_dropped", extra={"reason": reason})
-        self._kept = self._encoded = self._pending = None
-
-    def _before(self) -> Mapping[str, Float32Array]:
-        """Return the residual after the last result that counted; nothing without one."""
-        return {} if self._kept is None or self._kept.tensors is None else self._kept.tensors
+        self._kept = self._encoded = None
+        self._pending = []
 
     def _room(self, layout: TensorLayout) -> Mapping[str, Float32Array] | None:
         """Return room for a residual, in a new file of the spool; None if it has none."""

@@ -1,7 +1,8 @@
 """This client's own results: encoded into files, and the parts of the client that depend on their fate.
 
 The rule kept here (`docs/merging.md`): the trainer's inner state and the residual of error feedback are tentative after
-a round. They are kept if the outcome contains the result that they came with, and rolled back otherwise.
+a round. They are kept if the outcome contains the result that they came with, and rolled back otherwise; with
+`merge.delay` so is what a later result has built on them.
 """
 
 from functools import partial
@@ -39,7 +40,8 @@ class OwnResults:
         self._spool = spool
         self._worker = worker
         self._feedback = feedback
-        self._result_sha256: Sha256 | None = None
+        self._published: dict[int, Sha256] = {}
+        """The results whose outcome is not known, by step: one, or two with `merge.delay`."""
 
     def check_room(self, replica: Replica, state: StateFile) -> None:
         """Raise `SpoolFull` unless a round that is trained from the replica fits into the spool."""
@@ -54,24 +56,25 @@ class OwnResults:
         stream = await self._worker.run(encoding)
         return await self._worker.run(partial(self._spool.keep, stream.views(), stream.size_bytes))
 
-    def published(self, result_sha256: Sha256) -> None:
-        """Note that the last `train` led to this result."""
+    def published(self, step: int, result_sha256: Sha256) -> None:
+        """Note that the oldest `train` since the last published result led to this one, of this step."""
         if self._feedback is not None:
             self._feedback.published(result_sha256)
-        self._result_sha256 = result_sha256
+        self._published[step] = result_sha256
 
     def settle(self, outcome: Outcome) -> None:
         """Keep the inner state if the outcome contains the result, else roll it back."""
         if self._feedback is not None:
             self._feedback.settle(outcome)
-        result = self._result_sha256
+        if outcome.step < min(self._published, default=outcome.step):
+            return  # applied again: the replica is rebuilt
+        result = self._published.pop(outcome.step, None)
         if result is not None and any(entry.result_sha256 == result for entry in outcome.entries):
             self._trainer.commit_inner_state()
-            self._result_sha256 = None
         else:
             self.forget()
 
     def forget(self) -> None:
-        """Roll the inner state back: no outcome will contain the result."""
+        """Roll the inner state back: no outcome will contain a result that was published, or is being trained."""
         self._trainer.roll_back_inner_state()
-        self._result_sha256 = None
+        self._published.clear()

@@ -118,6 +118,10 @@ class DataAhead:
             self._due = due
             await self._task.replace(None if due is None else self._fetch(*due))
 
+    async def pause(self) -> None:
+        """Fetch nothing more until the document names another round: the training for this one fetches the rest."""
+        await self._task.replace(None)
+
     async def stop(self) -> None:
         """Fetch nothing more."""
         self._due = None

@@ -18,8 +18,10 @@ from typing import Any, Protocol
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.run_manager.client_round_times import RoundTimes
 from epochal.run_manager.context import ClientDependencies, FollowedConfig
+from epochal.run_manager.eager_training import EagerTraining
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.exchange import Exchange
+from epochal.run_manager.local_training import LocalTraining
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
@@ -72,7 +74,7 @@ class _Run:
     keeper: ReplicaKeeper
     steps: StepStateMachine
     listeners: Sequence[DocumentListener]
-    background: Sequence[StepStateMachine | EpochCheckpoint | DataAhead]
+    background: Sequence[StepStateMachine | EagerTraining | EpochCheckpoint | DataAhead]
     closing: AsyncExitStack
 
     async def start_anew(self) -> None:
@@ -228,6 +230,7 @@ class _Replica:
     results: OwnResults
     exchange: Exchange
     keeper: ReplicaKeeper
+    merger: Merger
 
 
 async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
@@ -258,7 +261,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     )
     await keeper.apply_state(document)
     await ground.begin("replica", keeper.run())
-    return _Replica(opening, results, exchange, keeper)
+    return _Replica(opening, results, exchange, keeper, merger)
 
 
 async def _open_data(ground: _Ground) -> RunData:
@@ -290,8 +293,11 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     readiness = Readiness(session, keeper, data.provider, opening, observer)
     publisher = CheckpointPublisher(session, config, ground.spool, ground.worker)
     warmup = WarmupStep(session, config, readiness, keeper, opening, publisher, ground.worker, permissions)
+    local = LocalTraining(session.client_id, opening, data, replica.results, times)
+    data_ahead = DataAhead(data, opening, rounds, session.client_id, group)
+    eager = EagerTraining(session, rounds, local, keeper, replica.merger, data_ahead, group)
     training = TrainingStepMetadata(
-        session, config, rounds, readiness, opening, data, keeper, replica.results, exchange, times
+        session, config, rounds, readiness, local, eager, keeper, replica.results, exchange, times
     )
     witness = WitnessStep(WitnessUses(session, config, rounds, keeper, exchange, observer), group)
     others: dict[StepName, Step] = {
@@ -301,9 +307,8 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     }
     steps = StepStateMachine(session.client_id, training, witness, others, readiness, observer, group)
     checkpoint = EpochCheckpoint(session, keeper, publisher, group)
-    data_ahead = DataAhead(data, opening, rounds, session.client_id, group)
-    listeners = (config, keeper, readiness, checkpoint, steps, data_ahead)
-    background = (steps, checkpoint, data_ahead)
+    listeners = (config, keeper, readiness, checkpoint, eager, steps, data_ahead)
+    background = (steps, eager, checkpoint, data_ahead)
     for part in background:
         ground.closing.push_async_callback(part.stop)
     return _Run(keeper, steps, listeners, background, ground.closing.pop_all())

@@ -59,8 +59,8 @@ class ResultHeader:
         work_sha256: digest of the round's work list, 64 hex characters.
         replica_digest: of the replica from which the client trained, 64 hex characters.
         codec: name of the codec (`state/codecs/codecs_by_name.py`).
-        start: digest of the client's own result of the step before, 64 hex characters, if it trained from the outer step
-            that this result alone makes of the replica (`merge.delay`); "" if it trained from the replica itself.
+        start: digest of the client's own result of the step before, 64 hex characters, if it trained from the outer
+            step that this result alone makes of the replica (`merge.delay`); "" if it trained from the replica itself.
     """
 
     run_id: str
@@ -129,9 +129,9 @@ def check_result(
 
     Args:
         data: the result's bytes, read a piece at a time.
-        expected: the assigned round and client, and the run's codec. A result with a `start` must have this one and this
-            `replica_digest`; one of that replica must have the `start`, if there is one. Otherwise the digest is not
-            compared: the outcome compares the returned one with the digest that the quorum attested.
+        expected: the assigned round and client, and the run's codec. A result with a `start` must have this one and
+            this `replica_digest`; one of that replica must have the `start`, if there is one. Otherwise the digest is
+            not compared: the outcome compares the returned one with the digest that the quorum attested.
         layout: names and shapes of the model's parameters.
         max_abs: the largest magnitude that a value may have.
 

@@ -43,7 +43,8 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
     """Return the outcome of a run's round, from its commitments and attestations.
 
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
-    a quorum agreed, or from its client's own result of the round before (`merge.delay`). The entries are in the order in which the results were verified.
+    a quorum agreed, or from its client's own result of the round before (`merge.delay`). The entries are in the order
+    in which the results were verified.
     """
     plan = current.tasks.plan
     if not current.results.verified:

@@ -92,8 +92,8 @@ def _mostly_took_s(current: Round) -> float:
     known = ((one, current.arrivals[one]) for one in current.results.verified if one in plan.electorate)
     found = sorted((_took_s(times), total_batches(plan.assignments[one])) for one, times in known)
     part, whole = MOSTLY
-    for took_s, batches in found:
-        count += batches
+    for found_s, batches in found:
+        count, took_s = count + batches, found_s
         if whole * count >= part * plan.decisive_count:
             break
     return took_s

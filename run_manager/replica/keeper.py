@@ -45,6 +45,9 @@ CHECKPOINTS_OF_A_ROUND = 2
 """A client's spool holds two replicas, each as large as a checkpoint, while it merges an outcome."""
 RESIDUALS_OF_A_ROUND = 2
 """A client's spool holds what its codec has left out before and after a result whose outcome is not known."""
+EAGER_REPLICAS = 1
+"""With `merge.delay` it holds the start from which the client trains ahead, in the form of a replica, one more result
+and one more residual."""
 LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
@@ -166,6 +169,23 @@ class ReplicaKeeper:
                 return held
             await self._changed.wait()
 
+    async def at_unless_passed(self, step: int) -> HeldReplica | None:
+        """Return replica `step` as `at`, or None as soon as a later one is held, so that it will not be again."""
+        while True:
+            held, aim = self._held, self._aim
+            if held is not None and held.step > step:
+                return None
+            if held is not None and held.step == step and (aim is None or not self._must_rebuild(held, aim)):
+                return held
+            await self._changed.wait()
+
+    async def outcome(self, step: int) -> Outcome:
+        """Return the outcome of a step; the last one that was asked for is not requested again. Raises `Refused`."""
+        found = self._outcome
+        if found is None or found.step != step:
+            found = self._outcome = await self._requests.outcome(step)
+        return found
+
     async def run(self) -> None:
         """Move towards the aim, until cancelled.
 
@@ -251,9 +271,7 @@ class ReplicaKeeper:
         """Apply the next update; return False if it is still waited for."""
         step = held.step + 1
         try:
-            outcome = self._outcome  # asked for while the update is made
-            if outcome is None or outcome.step != step:
-                outcome = self._outcome = await self._requests.outcome(step)
+            outcome = await self.outcome(step)
             if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
                 self._outcome = None
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
@@ -358,11 +376,12 @@ def round_bytes(replica: Replica, state: StateFile) -> int:
         replica: the present one.
         state: the run's.
     """
-    replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every)
+    delay = state.merge.delay
+    replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every) + EAGER_REPLICAS * delay
     checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
-    result_bytes = result_size_bound(replica.layout, state.merge.codec_name)
+    result_bytes = (1 + delay) * result_size_bound(replica.layout, state.merge.codec_name)
     update_bytes = update_size_bound(replica.layout, UpdateRule.of(state.merge))
-    residual_bytes = RESIDUALS_OF_A_ROUND * replica.layout.size_bytes if state.merge.error_feedback else 0
+    residual_bytes = (RESIDUALS_OF_A_ROUND + delay) * replica.layout.size_bytes if state.merge.error_feedback else 0
     return replica_count * checkpoint_bytes + result_bytes + update_bytes + residual_bytes
 
 

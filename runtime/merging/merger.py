@@ -211,6 +211,23 @@ class Merger:
             return HeldReplica(replica, await self.digest(replica))
         return await self._written(start, update)
 
+    async def eager_start(self, start: Replica, result: Buffer) -> Replica:
+        """Return the outer step that one result alone makes of a replica: where its client trains on (`merge.delay`).
+
+        Its bits are the same for whoever has the result. It is in a file unless it is small.
+
+        Args:
+            start: the replica from which the result's round began.
+            result: its bytes, which were checked.
+
+        Raises:
+            Diverged: the new values are not finite.
+            SpoolFull: they find no room.
+            UnsoundArithmetic: as `verify`.
+        """
+        update = decode_result(result, start.layout)[1]
+        return (await self.applied(start, update)).replica
+
     async def applied_on_arrival(self, start: Replica, arrival: Arrival, header: UpdateHeader) -> HeldReplica:
         """Return the replica after an update, which is applied piece by piece while its file arrives.
 

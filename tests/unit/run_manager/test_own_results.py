@@ -38,10 +38,10 @@ def _outcome(*results: str) -> Outcome:
 def test_inner_state_is_kept_only_with_an_outcome_of_its_result() -> None:
     trainer = _CountingTrainer()
     results = OwnResults(trainer, Spool(SPOOL_PARENT), InlineWorker())
-    results.published(Sha256("a" * 64))
+    results.published(1, Sha256("a" * 64))
     results.settle(_outcome("b", "a"))
     results.settle(_outcome("a"))
-    results.published(Sha256("c" * 64))
+    results.published(1, Sha256("c" * 64))
     results.settle(_outcome("b"))
     results.settle(_outcome("c"))
     assert trainer.fate == ["commit", "roll back", "roll back", "roll back"]

@@ -9,7 +9,7 @@ import pytest
 
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.errors import TrainerFailed
+from epochal.state.errors import InternalError, TrainerFailed
 from epochal.trainers.learner import NOT_FINITE
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram import model as ngram
@@ -121,18 +121,34 @@ async def difference(trainer: LearnerTrainer, planned: int = 4) -> dict[str, byt
     return bytes_of((await trainer.train(plan_of(planned), start, arriving(sequences_of(*[16] * 4)))).difference)
 
 
+async def test_numpy_round_begins_with_the_newest_inner_state() -> None:
+    """Two results are undecided: the older one counts first, and one that does not takes the other with it."""
+    trainer, twin = numpy_trainer(), numpy_trainer()
+    rounds = []
+    for _ in range(3):
+        rounds.append(await difference(twin))
+        twin.commit_inner_state()
+    assert [await difference(trainer), await difference(trainer)] == rounds[:2]
+    with pytest.raises(InternalError):
+        await difference(trainer)
+    trainer.commit_inner_state()
+    assert await difference(trainer) == rounds[2]
+    trainer.roll_back_inner_state()
+    assert await difference(trainer) == rounds[1], "the first result counted, the others did not"
+
+
 async def test_numpy_inner_state_is_tentative_until_committed() -> None:
     trainer, twin = numpy_trainer(), numpy_trainer()
     first = await difference(trainer)
     trainer.roll_back_inner_state()
     assert await difference(trainer) == first
-    assert await difference(trainer) == first  # the next `train` rolls back by itself
     trainer.roll_back_inner_state()
     trainer.commit_inner_state()
     assert await difference(trainer) == first
     trainer.commit_inner_state()
     second = await difference(trainer)
     assert second != first
+    trainer.roll_back_inner_state()
     with pytest.raises(TrainerFailed):
         await difference(trainer, planned=5)
     trainer.commit_inner_state()

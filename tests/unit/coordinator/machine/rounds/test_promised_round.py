@@ -1,4 +1,4 @@
-"""Rounds whose work is drawn one round ahead (`merge.delay`): promised, kept if they can be, and dropped without a trace."""
+"""Rounds whose work is drawn one round ahead (`merge.delay`): promised, and kept, or dropped without a trace."""
 
 from typing import Any
 
@@ -34,7 +34,8 @@ def ahead_of(members: int, **overrides: Any) -> Driver:
 
 
 def promise(current: Round) -> Ahead:
-    assert current.ahead is not None and current.ahead.is_promised
+    assert current.ahead is not None
+    assert current.ahead.is_promised
     return current.ahead
 
 
@@ -42,7 +43,8 @@ def play_kept(driver: Driver) -> None:
     """Everyone delivers, those that may from their own results, and attests."""
     current = driver.round
     if current.tasks.starts is None:
-        return driver.play_round()
+        driver.play_round()
+        return
     workers = driver.workers()
     eager = [who for who in workers if who in current.tasks.starts.results and who in current.tasks.plan.electorate]
     driver.deliver_eager(*eager)
@@ -64,7 +66,8 @@ def test_promise_becomes_the_round_with_its_starts() -> None:
     assert is_promised_before(driver, before)
     starts = driver.round.tasks.starts
     outcome = driver.run.models.outcomes[before.number.step]
-    assert starts is not None and starts.replica_digest == outcome.replica_digest
+    assert starts is not None
+    assert starts.replica_digest == outcome.replica_digest
     assert dict(starts.results) == {entry.client_id: entry.result_sha256 for entry in outcome.entries}
 
 
@@ -97,7 +100,8 @@ def test_client_whose_last_result_did_not_count_may_not_start_from_it() -> None:
     driver.send(stimuli.StepFailed(client(4), FailureReport(current.number.step, 0, "unavailable", "no data", None)))
     driver.attest(*current.tasks.plan.witnesses)
     after = driver.round
-    assert after.tasks.starts is not None and client(4) not in after.tasks.starts.results
+    assert after.tasks.starts is not None
+    assert client(4) not in after.tasks.starts.results
     driver.deliver_eager(client(1), client(2), client(3), client(4))
     driver.attest(*after.tasks.plan.witnesses)
     outcome = driver.run.models.outcomes[after.number.step]
@@ -112,7 +116,8 @@ def test_member_that_leaves_between_is_not_waited_for_and_its_batches_return() -
     driver.attest(*(who for who in before.tasks.plan.witnesses if who != client(5)))
     assert is_promised_before(driver, before)
     left = driver.round.tasks.plan.assignments[client(5)]
-    assert left and client(5) not in driver.round.missing.pending
+    assert left
+    assert client(5) not in driver.round.missing.pending
     kept = [who for who in driver.workers() if who != client(5)]
     current = driver.round
     driver.deliver_eager(*kept)
@@ -329,7 +334,7 @@ def test_nothing_is_lost_or_counted_twice_whatever_happens(members: int, data: s
             elif fate != "silent":
                 is_eager = starts is not None and who in starts.results and (is_bound or fate in ("eager", "ahead"))
                 (driver.deliver_eager if is_eager else driver.deliver)(who)
-                if fate == "ahead" and driver.round.ahead is not None:
+                if fate == "ahead" and is_round(driver, current) and driver.round.ahead is not None:
                     driver.commit_ahead(who)
         if data.draw(st.booleans()):
             number = next(newcomers, None)
