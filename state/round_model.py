@@ -230,8 +230,9 @@ class Workers:
         group: what they are.
         count: their number.
         batches: of each one's assignment.
-        held_s: when they hold the replica to train from.
-        heard_s: when they had the round's document.
+        held_s: when they hold the replica to train from; with `merge.delay`, when they can begin before the round.
+        heard_s: when they had the round's document, or the one that promised the round.
+        sends_from_s: when they can send a result; as soon as there is one, unless the round has not begun.
     """
 
     group: ClientGroup
@@ -239,6 +240,7 @@ class Workers:
     batches: int
     held_s: float
     heard_s: float
+    sends_from_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,13 +402,14 @@ class RoundModel:
 
     def deliveries(self, workers: Sequence[Workers]) -> list[Delivery]:
         """Return when each of these workers has done each part of a round, until its result is checked."""
-        found = [self._trained(one) for one in workers]
+        found = [self.trained(one) for one in workers]
         uploads = []
         for one, delivery in zip(workers, found, strict=True):
             size_bytes = self.sizes.result_bytes + MESSAGE_BYTES + (REPORT_BYTES if self.is_delivered else 0)
             rate, round_trip_s = one.group.link.up_bytes_per_s, one.group.round_trip_s
             signed_s = round_trip_s + self.costs.message_s if self.through_store and not self.is_delivered else 0.0
-            announced_s = delivery.encoded_s if self.is_delivered else delivery.committed_s
+            ready_s = max(delivery.encoded_s, one.sends_from_s)
+            announced_s = ready_s if self.is_delivered else delivery.committed_s
             begun_s = announced_s + signed_s + self.slow_start_s(size_bytes, rate, round_trip_s)
             uploads.append(LinkTransfer(one.count, rate, ((begun_s, float(size_bytes)),)))
         sent = arrivals_s(uploads, self.server.down_bytes_per_s)
@@ -416,7 +419,8 @@ class RoundModel:
         ]
         return self._checked(workers, found)
 
-    def _trained(self, one: Workers) -> Delivery:
+    def trained(self, one: Workers) -> Delivery:
+        """Return when each of these workers has its result, and is bound to it."""
         sizes, costs = self.sizes, self.costs
         training_s = costs.begin_s + one.batches * sizes.tokens_per_batch / one.group.tokens_per_s
         data_bytes = one.batches * sizes.data_bytes_per_batch
@@ -424,7 +428,9 @@ class RoundModel:
         trained_s = one.held_s + training_s + data_s
         encode_s = costs.codecs[self.codec].encode_s * sizes.parameter_count + costs.hash_s * sizes.result_bytes
         encoded_s = trained_s + encode_s
-        committed_s = encoded_s + self.reported_s(one.group, one.count) + one.group.round_trip_s / 2
+        committed_s = (
+            max(encoded_s, one.sends_from_s) + self.reported_s(one.group, one.count) + one.group.round_trip_s / 2
+        )
         alone_s = sizes.result_bytes / one.group.link.up_bytes_per_s + one.group.round_trip_s * (
             1 if self.is_delivered else 3 if self.through_store else 2
         )

@@ -175,6 +175,9 @@ def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permi
     optimizer = _optimizer_of(name, state)
     if name in (NUMPY, TORCH):
         check_trainer(name, spec.architecture)
+    if name == REMOTE and state.merge.delay and state.merge.inner_state == "keep":
+        allowed = '"reset", or merge.delay = 0: a training service holds the state of one undecided round'
+        raise _unsupported(REMOTE, "merge.inner_state", "keep", allowed)
     return optimizer
 
 

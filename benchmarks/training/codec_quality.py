@@ -22,6 +22,7 @@ KEPT = Path(__file__).parent / "codec_results"
 SEEDS = (0, 1)
 ROUND_STEPS = 30
 UPDATE_TARGET = "≤ 1.002 x"
+DELAY_TARGET = "≤ 1.03 x"
 RATED_VALUES = 1 << 24
 """Size of the tensor of which a codec's bytes a parameter are given."""
 
@@ -58,6 +59,8 @@ UPDATES = tuple(
     replace(clients_setting(steps), update=codec) for codec in ("int4", "int8") for steps in (ROUND_STEPS, 8, 100)
 )
 """The defaults of `[merge]` where everybody takes the mean as a codec leaves it; a row is shown once it is measured."""
+DELAYS = tuple(replace(clients_setting(steps), delay=1) for steps in (ROUND_STEPS, 8, 100))
+"""The defaults of `[merge]` with `delay = 1`; a row is shown once it is measured."""
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
@@ -88,7 +91,7 @@ class Row:
         is_dense = not self.setting.codec.startswith("sparse")
         if self.setting in TRIED[1:] or (self.setting.outer_momentum == 0 and is_dense):
             return SEEDS[:1]
-        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES) else SEEDS
+        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS) else SEEDS
 
     @property
     def losses(self) -> list[float]:
@@ -106,7 +109,7 @@ def shown() -> list[Setting]:
     return [*SETTINGS, *(setting for setting in TRIED if Row(setting).is_measured)]
 
 
-def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES)) -> list[Run]:
+def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES, *DELAYS)) -> list[Run]:
     """Return every run of these settings, seed by seed."""
     runs = [run for setting in settings for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)
@@ -119,7 +122,9 @@ def bytes_a_parameter(codec: str) -> float:
 
 def measure() -> list[Figure]:
     """Return the final held-out losses, the mean of the seeds."""
-    return [_figure(setting) for setting in shown()] + [_update(one) for one in UPDATES if Row(one).is_measured]
+    found = [_figure(setting) for setting in shown()]
+    found += [_update(one) for one in UPDATES if Row(one).is_measured]
+    return found + [_delay(one) for one in DELAYS if Row(one).is_measured]
 
 
 def plots() -> dict[str, str]:
@@ -157,6 +162,13 @@ def _update(setting: Setting) -> Figure:
     told = f"the exact mean of the same results, the same seeds; seed by seed {_shown(row.losses)}"
     name = f"{_short_name(setting)}, their mean as {setting.update}, {bytes_a_parameter(setting.update):.4g} bytes down"
     return Figure(name, statistics.fmean(row.losses), UNIT, UPDATE_TARGET, statistics.fmean(exact.losses), told, DIGITS)
+
+
+def _delay(setting: Setting) -> Figure:
+    row, without = Row(setting), Row(replace(setting, delay=0))
+    told = f"without delay, the same seeds; seed by seed {_shown(row.losses)}"
+    name, mean = f"{_short_name(setting)}, delay = 1", statistics.fmean(without.losses)
+    return Figure(name, statistics.fmean(row.losses), UNIT, DELAY_TARGET, mean, told, DIGITS)
 
 
 def _name(setting: Setting) -> str:

@@ -5,9 +5,10 @@ They come from the same kept runs as the pages. A further choice (`update`, `del
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.training.codec_quality import UPDATES, Row, beside, exact_of, shown
+from benchmarks.training.codec_quality import DELAYS, UPDATES, Row, beside, exact_of, shown
 from benchmarks.training.quality import MACHINE, ROUND_STEPS, SEEDS, Run, clients_setting
 from benchmarks.training.quality_training import CLIENTS, CONFIG, Setting
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -34,6 +35,8 @@ def document() -> dict[str, Any]:
         for setting in UPDATES
         if Row(setting).is_measured
     ]
+    for setting in (one for one in DELAYS if Row(one).is_measured):
+        rows.append(_row("delay", setting, Row(setting).losses, Row(replace(setting, delay=0)).losses) | common)
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 
 
@@ -60,4 +63,5 @@ def _row(choice: Choice, setting: Setting, losses: Sequence[float], without: Seq
         "outer_momentum": setting.outer_momentum,
         "update": setting.update,
     } | ({"sparse_keep": int(keep)} if keep else {})
+    merge |= {"delay": setting.delay} if setting.delay else {}
     return {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without)}

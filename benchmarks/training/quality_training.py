@@ -83,6 +83,7 @@ class Setting:
         error_feedback: whether a client adds what its codec left out to its next difference.
         mean: over all clients' differences, or for each element over those that sent it.
         update: how the mean is encoded.
+        delay: 1 if a round begins from the client's own last result (`merge.delay`), 0 if it waits for the mean.
     """
 
     base_lr: float
@@ -95,6 +96,7 @@ class Setting:
     error_feedback: bool = False
     mean: Literal["all", "senders"] = "all"
     update: Literal["exact", "int8", "int4"] = "exact"
+    delay: Literal[0, 1] = 0
 
     def __post_init__(self) -> None:
         if CLIENTS * CLIENT_ROWS % self.clients or LOCAL_STEPS % self.local_steps:
@@ -113,8 +115,9 @@ class Setting:
         """A name that no other setting has. It says nothing of float32 results, and of the exact mean."""
         codec = [] if self.codec == FLOAT32.name else [self.codec, *self._feedback, self.mean]
         update = [] if self.update == "exact" else [f"update-{self.update}"]
+        delay = [f"delay-{self.delay}"] if self.delay else []
         outer = (self.base_lr, self.clients, self.local_steps, self.outer_lr, self.outer_momentum, self.inner_state)
-        return "-".join([*(f"{value}" for value in outer), *codec, *update])
+        return "-".join([*(f"{value}" for value in outer), *codec, *update, *delay])
 
     @property
     def _feedback(self) -> list[str]:
@@ -135,18 +138,24 @@ class Trained:
 
 
 class Client:
-    """One of the clients: a trainer, and what its codec has left out so far."""
+    """One of the clients: a trainer, and what its codec has left out so far.
+
+    Attributes:
+        last: its difference of the last round, as the others received it.
+    """
 
     def __init__(self, setting: Setting, model: Model) -> None:
         self._trainer = LearnerTrainer(model, OPTIMIZER, setting.inner_state == "keep", InlineWorker(), "torch")
         self._codec = codec_named(setting.codec)
         self._residuals: Tensors | None = {} if setting.error_feedback else None
+        self.last: Difference | None = None
 
-    async def difference(self, plan: RoundPlan, replica: Replica, rows: Rows) -> Difference:
+    async def difference(self, plan: RoundPlan, start: Replica, rows: Rows) -> Difference:
         """Return the client's difference of a round as the others receive it."""
-        trained = await self._trainer.train(plan, replica.parameters, _arriving(rows))
+        trained = await self._trainer.train(plan, start.parameters, _arriving(rows))
         self._trainer.commit_inner_state()
-        return {name: self._sent(name, values) for name, values in trained.difference.items()}
+        self.last = {name: self._sent(name, values) for name, values in trained.difference.items()}
+        return self.last
 
     def _sent(self, name: str, values: Float32Array) -> Float32Array | EncodedTensor:
         if self._residuals is None:
@@ -168,13 +177,15 @@ async def _trained(setting: Setting, seed: int, text: Text) -> Trained:
     spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG)
     model = open_model(spec, options=TorchOptions(device="cpu"))
     clients = [Client(setting, model) for _ in range(setting.clients)]
+    before: Replica | None = None
     replica = first_replica(0, model.initial_parameters(seed.to_bytes(32, "big")))
     order = np.random.default_rng(seed).permutation(len(text.training))
     curve: list[tuple[int, float]] = []
     for step in range(1, LOCAL_STEPS // setting.local_steps + 1):
-        replica = await _round(setting, clients, replica, text.training[order[_indices(setting, step)]])
-        before, after = ((number * setting.local_steps) // CURVE_STEPS for number in (step - 1, step))
-        if after > before:
+        rows = text.training[order[_indices(setting, step)]]
+        before, replica = replica, await _round(setting, clients, (before, replica), rows)
+        measured, after = ((number * setting.local_steps) // CURVE_STEPS for number in (step - 1, step))
+        if after > measured:
             share = step * setting.local_steps / LOCAL_STEPS
             curve.append((round(TOKENS * share), held_out_loss(model, replica, text.held_out[:CURVE_SEQUENCES])))
     return Trained(held_out_loss(model, replica, text.held_out), curve)
@@ -186,19 +197,32 @@ def _indices(setting: Setting, step: int) -> slice:
     return slice((step - 1) * count, step * count)
 
 
-async def _round(setting: Setting, clients: list[Client], replica: Replica, rows: Rows) -> Replica:
-    """Return the replica after a round, in which each client has an equal part of the samples."""
+async def _round(
+    setting: Setting, clients: list[Client], replicas: tuple[Replica | None, Replica], rows: Rows
+) -> Replica:
+    """Return the replica after a round, in which each client has an equal part of the samples.
+
+    Args:
+        setting: of the run.
+        clients: all of them.
+        replicas: the one before the last round, and the last one.
+        rows: the round's samples.
+    """
+    (before, replica), outer = replicas, OuterStep(setting.outer_lr, setting.outer_momentum)
     schedule = InnerSchedule(_schedule(setting.base_lr), setting.local_steps)
     part = setting.client_rows * setting.local_steps
     results: list[tuple[Weight, Difference]] = []
     for number, client in enumerate(clients):
         own = BatchId(number * part, (number + 1) * part - 1)
         plan = plan_round(replica.step + 1, (own,), 1, schedule)
-        results.append((Weight(part), await client.difference(plan, replica, rows[own.start : own.end + 1])))
+        start = replica
+        if setting.delay and before is not None and client.last is not None:
+            start = merge(before, client.last, outer)
+        results.append((Weight(part), await client.difference(plan, start, rows[own.start : own.end + 1])))
     rule = UpdateRule.of(MergeConfig(update=setting.update, mean=setting.mean))
     header = UpdateHeader("quality", replica.step + 1, "", rule.codec)
     update = decode_update(update_bytes(header, rule, replica.layout, results), header, replica.layout)
-    return merge(replica, update, OuterStep(setting.outer_lr, setting.outer_momentum))
+    return merge(replica, update, outer)
 
 
 def _schedule(base_lr: float) -> Cosine:

@@ -136,6 +136,8 @@ def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:
         pairs.append((_codec_loss(before), _codec_loss(after)))
     if after.update != before.update:
         pairs.append((_update_loss(before), _update_loss(after)))
+    if after.delay != before.delay:
+        pairs.append((_delay_loss(before), _delay_loss(after)))
     factor = 1.0
     for lost, loses in pairs:
         if lost is None or loses is None:
@@ -192,3 +194,10 @@ def _update_loss(merge: MergeConfig) -> float | None:
     rows = [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
     exact = 1.0 if merge.update == "exact" else None
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else exact
+
+
+def _delay_loss(merge: MergeConfig) -> float | None:
+    if not merge.delay:
+        return 1.0
+    rows = [row for row in MEASURED if row.choice == "delay"]
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None

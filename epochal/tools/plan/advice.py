@@ -68,6 +68,8 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
             yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
     for update in LESS_UPDATES[state.merge.update]:
         yield _of_merge(state, options, {"update": update})
+    if not state.merge.delay and found.kind != "training":
+        yield _of_merge(state, options, {"delay": 1})
     if found.kind != "nothing":
         yield from _of_rounds(state, options, found)
     yield from _links(state, options, found)

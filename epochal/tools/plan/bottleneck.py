@@ -48,7 +48,7 @@ def bottleneck(parts: dict[str, float], played: PlayedRun, last: PlayedRound) ->
 def _of_upload(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
     stages = last_delivered(last)
     slowest, delivery = played.groups[stages.group], stages.delivered
-    if delivery.sent_s - delivery.encoded_s > SHARED * delivery.alone_s:
+    if delivery.sent_s - max(delivery.encoded_s, stages.sends_from_s) > SHARED * delivery.alone_s:
         return "server", "is the upload of results over the servers' link, which all share"
     if slowest.round_trip_s * 2 > played.model.sizes.result_bytes / slowest.link.up_bytes_per_s:
         return "latency", f"is the round trip of {_named(slowest)} while results are announced and sent"

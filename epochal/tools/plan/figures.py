@@ -41,7 +41,12 @@ OWN_TIMES = {
 
 
 def path_of(found: PlayedRound) -> dict[str, float]:
-    """Return the parts of a round along its critical path, which is that of the page's explanation."""
+    """Return the parts of a round along its critical path, which is that of the page's explanation.
+
+    With `merge.delay` the parts of a client's work lie beside one another, and are longer than the round together.
+    """
+    if found.current.tasks.starts is not None:
+        return _beside(last_delivered(found))
     rows = [_row(found, client_id, stages) for client_id, stages in found.stages.items()]
     total_s = found.ended_s - found.started_s
     last_s = last_delivered(found).delivered.verified_s - found.started_s
@@ -53,6 +58,21 @@ def path_of(found: PlayedRound) -> dict[str, float]:
     parts["update"] = min(parts["download"], stages.published_s - stages.heard_s)
     parts["download"] -= parts["update"]
     return parts
+
+
+def _beside(stages: Stages) -> dict[str, float]:
+    """Return the parts of the work of a client that began before the round."""
+    one = stages.delivered
+    return dict.fromkeys(PARTS, 0.0) | {
+        "training": one.trained_s - one.data_s - one.held_s,
+        "data": one.data_s,
+        "encoding": one.encoded_s - one.trained_s,
+        "upload": one.sent_s - max(one.encoded_s, stages.sends_from_s),
+        "check": one.verified_s - one.sent_s,
+        "update": stages.published_s - stages.heard_s,
+        "download": stages.fetched_s - stages.published_s,
+        "merge": stages.held_s - stages.fetched_s,
+    }
 
 
 def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigures:
@@ -77,7 +97,7 @@ def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigur
         replica_s=stages.held_s - stages.heard_s,
         data_s=None if one is None else one.data_s,
         encode_s=None if one is None else one.encoded_s - one.trained_s,
-        upload_s=None if one is None else one.sent_s - one.encoded_s,
+        upload_s=None if one is None else one.sent_s - max(one.encoded_s, stages.sends_from_s),
         check_s=None if one is None else one.verified_s - one.sent_s,
         download_s=stages.fetched_s - stages.heard_s,
         merge_s=stages.held_s - stages.fetched_s,

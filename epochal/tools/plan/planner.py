@@ -85,8 +85,7 @@ def _figures(
     round_s = (ended_s - began_s) / len(measured)
     paths = [path_of(found) for found in measured]
     parts = {name: median(path[name] for path in paths) for name in PARTS}
-    share = round_s / (sum(parts.values()) or 1.0)
-    parts = {name: seconds * share for name, seconds in parts.items()}
+    parts = _within(parts, round_s, is_beside=bool(state.merge.delay))
     batches = sum(applied_batches(played, found) for found in measured) / len(measured)
     of_groups = group_plans(played, measured, round_s)
     warm_up_s = played.rounds[0].started_s
@@ -124,6 +123,20 @@ def _figures(
         warnings=(),
         loss=loss_beside_one_machine(state.merge),
     )
+
+
+def _within(parts: dict[str, float], round_s: float, *, is_beside: bool) -> dict[str, float]:
+    """Return the parts as they fill a round.
+
+    Args:
+        parts: seconds of each along the critical path, whose sum is about the round.
+        round_s: seconds of the round.
+        is_beside: whether training goes on beside the others (`merge.delay`), which get what it leaves of the round.
+    """
+    training_s = min(parts["training"], round_s) if is_beside else 0.0
+    others = {name: 0.0 if is_beside and name == "training" else seconds for name, seconds in parts.items()}
+    share = (round_s - training_s) / (sum(others.values()) or 1.0)
+    return {name: seconds * share + (training_s if name == "training" else 0.0) for name, seconds in others.items()}
 
 
 def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[PlayedRound]) -> float | None:

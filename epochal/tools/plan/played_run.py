@@ -15,6 +15,7 @@ from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import new_run
+from epochal.state.assignment import proven_ahead
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -76,6 +77,7 @@ class Stages:
         held_s: when it held the replica to train from.
         batches: of its assignment.
         delivery: the parts until its result is checked; None without work.
+        sends_from_s: when it could send a result, at the earliest.
         attests_s: as a witness, when it knows all results of the round.
     """
 
@@ -86,6 +88,7 @@ class Stages:
     held_s: float
     batches: int = 0
     delivery: Delivery | None = None
+    sends_from_s: float = 0.0
     attests_s: float | None = None
 
     @property
@@ -256,7 +259,7 @@ class PlayedRun:
             self._at(kept_s, stimuli.ClientBecameReady(client.client_id, report))
 
     def _play_round(self, current: Round, end_s: float) -> None:
-        self._started_s, self._stages = self.now_s, self._held()
+        before, self._started_s, self._stages = self._stages, self.now_s, self._held()
         key = current.number
 
         def is_left() -> bool:
@@ -271,29 +274,41 @@ class PlayedRun:
                 or (now is not None and not now.missing.pending)
             )
 
-        self._deliver(current)
+        self._deliver(current, before)
         self._pass(is_settled, end_s)
         if not is_left():
             self._attest()
             self._pass(is_left, end_s)
 
-    def _deliver(self, current: Round) -> None:
-        """Let clients with work deliver their results when the model says so."""
-        alike: dict[tuple[int, int, float, float], list[PlayedClient]] = {}
+    def _deliver(self, current: Round, before: Mapping[ClientId, Stages]) -> None:
+        """Let clients with work deliver their results when the model says so.
+
+        Those that may begin with their own results of the round before have done so as soon as they could.
+        """
+        alike: dict[tuple[int, int, float, float, float], list[PlayedClient]] = {}
         for client in self.clients:
             stages = self._stages[client.client_id]
             stages.batches = total_batches(current.tasks.plan.assignments.get(client.client_id, ()))
             if stages.batches:
-                found = client.group, stages.batches, stages.heard_s, stages.held_s
-                alike.setdefault(found, []).append(client)
+                times = stages.heard_s, stages.held_s, 0.0
+                if self._is_eager(client, current):
+                    last = before[client.client_id]
+                    stages.sends_from_s = stages.heard_s
+                    times = last.heard_s, max(last.held_s, last.delivered.encoded_s), stages.heard_s
+                alike.setdefault((client.group, stages.batches, *times), []).append(client)
         workers = [
-            Workers(self.groups[group], len(clients) * self.scale.result_copies[group], batches, held_s, heard_s)
-            for (group, batches, heard_s, held_s), clients in alike.items()
+            Workers(
+                self.groups[group], len(clients) * self.scale.result_copies[group], batches, held_s, heard_s, from_s
+            )
+            for (group, batches, heard_s, held_s, from_s), clients in alike.items()
         ]
         step, attempt = current.number.step, current.number.attempt
-        verdict = CheckVerdict(_digest(f"replica {step - 1}"), 1.0)
+        replica = _digest(f"replica {step - 1}")
         deliveries = self.model.deliveries(workers)
         for delivery, clients in zip(deliveries, alike.values(), strict=True):
+            verdict = CheckVerdict(replica, 1.0)
+            if current.tasks.starts is not None and self._is_eager(clients[0], current):
+                verdict = CheckVerdict(current.tasks.starts.replica_digest, 1.0)
             for client in clients:
                 self._stages[client.client_id].delivery = delivery
                 digest = _digest(f"result {client.public_key} {step} {attempt}")
@@ -303,6 +318,28 @@ class PlayedRun:
                     self._at(heard_s, stimuli.ResultReceived(client.client_id, report))
                 checked = replace(verdict, took_ms=milliseconds(delivery.verified_s - delivery.sent_s))
                 self._at(delivery.verified_s, stimuli.ResultReceived(client.client_id, report, checked))
+        self._commit_ahead(current)
+
+    def _commit_ahead(self, current: Round) -> None:
+        """Let clients that train for the promised round bind themselves to their results of it."""
+        ahead, step = current.ahead, current.number.step + 1
+        if ahead is None or not ahead.is_promised:
+            return
+        assigned = proven_ahead(ahead.roster or current.tasks.roster, ahead.work, current.tasks.seed)
+        for client in self.clients:
+            stages, group = self._stages[client.client_id], self.groups[client.group]
+            batches = total_batches(assigned.get(client.client_id, ()))
+            if stages.delivery is None or not batches:
+                continue
+            begins_s = max(stages.held_s, stages.delivery.encoded_s)
+            found = self.model.trained(Workers(group, 1, batches, begins_s, stages.heard_s))
+            digest = _digest(f"result {client.public_key} {step} 0")
+            report = ResultCommitment(step, 0, digest, self.model.sizes.result_bytes, METRICS)
+            self._at(found.committed_s - group.round_trip_s / 2, stimuli.ResultReceived(client.client_id, report))
+
+    def _is_eager(self, client: PlayedClient, current: Round) -> bool:
+        starts, proven = current.tasks.starts, current.tasks.plan.electorate
+        return starts is not None and client.client_id in starts.results and client.client_id in proven
 
     def _attest(self) -> None:
         """Let witnesses attest all results once they know them."""
@@ -316,6 +353,8 @@ class PlayedRun:
         for client_id in plan.witnesses:
             stages, group = self._stages[client_id], self.groups[self._group_of[client_id]]
             from_s = max(last_s, stages.delivery.committed_s if stages.delivery is not None else self.now_s)
+            if current.tasks.starts is not None:  # its own training does not wait for the replica any more
+                from_s = max(from_s, stages.held_s)
             stages.attests_s = from_s + self.model.listed_s(group, count)
             kept_s = stages.attests_s + self.model.reported_s(group, len(plan.witnesses))
             self._at(kept_s, stimuli.AttestationReceived(client_id, report))
