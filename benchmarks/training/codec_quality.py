@@ -8,6 +8,7 @@ in `codec_results`; `python -m benchmarks.training.codec_quality` only makes tho
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from benchmarks.figures import Figure
@@ -65,8 +66,8 @@ DELAYS = tuple(replace(clients_setting(steps), delay=1) for steps in (ROUND_STEP
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
     f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
-    "and the codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse, and "
-    f"for {TRIED[1].codec}. "
+    "and the codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse; "
+    f"{TWO_BITS.codec} has those that its row names. "
     "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
 )
 """What the page says of the figures."""
@@ -95,8 +96,11 @@ class Row:
 
     @property
     def losses(self) -> list[float]:
-        """The final held-out losses."""
-        return [run.result().loss for run in self.runs]
+        """The final held-out losses; of `TRIED` those of the first seeds, as far as they are kept."""
+        runs = self.runs
+        if self.setting in TRIED:
+            runs = list(takewhile(lambda run: run.kept() is not None, runs))
+        return [run.result().loss for run in runs]
 
     @property
     def is_measured(self) -> bool:
@@ -105,8 +109,8 @@ class Row:
 
 
 def shown() -> list[Setting]:
-    """Return the settings of the page's rows of codecs: a further one once it is measured."""
-    return [*SETTINGS, *(setting for setting in TRIED if Row(setting).is_measured)]
+    """Return the settings of the page's rows of codecs: a further one once a seed is measured."""
+    return [*SETTINGS, *(setting for setting in TRIED if Row(setting).losses)]
 
 
 def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES, *DELAYS)) -> list[Run]:
@@ -131,7 +135,7 @@ def plots() -> dict[str, str]:
     """Return the plot of the page: each codec's losses beside those of float32, seed by seed."""
     ratios = {}
     for setting in shown():
-        if len(Row(setting).seeds) > 1 and setting.codec != "float32":
+        if len(Row(setting).losses) > 1 and setting.codec != "float32":
             row = Row(setting)
             pairs = zip(row.losses, beside(setting).losses, strict=False)
             ratios[_short_name(setting)] = [loss / exact for loss, exact in pairs]
@@ -150,7 +154,7 @@ def exact_of(setting: Setting) -> Row:
 
 def _figure(setting: Setting) -> Figure:
     row, default = Row(setting), beside(setting)
-    exact = default.losses[: len(row.seeds)]
+    exact = default.losses[: len(row.losses)]
     told = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
     if setting.outer_momentum == 0:
         told += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"

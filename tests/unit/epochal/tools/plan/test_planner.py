@@ -185,9 +185,9 @@ def test_suggestions_say_what_planning_with_them_gives() -> None:
     before = plan_run(state, groups, options)
     found = advised(state, groups, options, before)
     by_change = {suggestion.change: suggestion for suggestion in found.suggestions}
-    changed = state.model_copy(update={"merge": state.merge.model_copy(update={"codec": "int8"})})
+    changed = state.model_copy(update={"merge": state.merge.model_copy(update={"codec": "int4"})})
     after = plan_run(changed, groups, options)
-    told = by_change['[merge] codec = "int8"']
+    told = by_change['[merge] codec = "int4"']
     assert told.loss == loss_factor(state.merge, changed.merge)
     assert (told.round_s, told.tokens_per_s) == (after.round_s, after.tokens_per_s)
     assert told.faster == pytest.approx(after.tokens_per_s / before.tokens_per_s)
