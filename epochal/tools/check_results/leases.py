@@ -37,7 +37,7 @@ class HeldLease:
     Attributes:
         expires_in_s: seconds after which it ends unless it is renewed.
         renew, give_back: requests to the coordinator.
-        is_over: set when the work is not to be continued; threads that do it look at this.
+        is_over: set when the work is not to be continued; threads that do it check this.
     """
 
     expires_in_s: float

@@ -2,21 +2,32 @@
 
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging.running_sum import running_sum
 from epochal.state import slices
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InvalidResult
 from epochal.state.model.tensors import TensorLayout, wire_bytes
 from epochal.state.results import ResultHeader, decode_result, encode_result
 from epochal.state.slices import MAX_SLICES, blocks_in, decode_slice, rule_broken_by, slices_of
-from epochal.state.updates import UpdateHeader, UpdateRule, UpdateSum, Weight, update_bytes, update_of
+from epochal.state.updates import UpdateHeader, UpdateRule, Weight, update_bytes, update_of
 
 HEADER = ResultHeader("run", 1, 0, "ab" * 16, "ab" * 32, "ab" * 32)
+RULES = [
+    ("float32", UpdateRule("float32")),
+    ("int8", UpdateRule("int4")),
+    ("int4", UpdateRule("int8")),
+    ("sparse-64", UpdateRule("int4", "senders")),
+    ("sparse-64", UpdateRule("float32")),
+]
+"""Codecs of results, and how the update is made of them."""
 shapes = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 layouts = st.lists(shapes, min_size=1, max_size=9).map(
     lambda found: TensorLayout(tuple((f"tensor.{number}", shape) for number, shape in enumerate(found)))
@@ -50,10 +61,13 @@ def test_small_model_is_not_cut() -> None:
     assert len(slices_of(layout, 64)) == 1
 
 
-@given(layouts, st.integers(1, 9), st.sampled_from(["float32", "int8", "int4"]), st.integers(0, 2**32))
-def test_update_of_slices_has_the_bytes_of_the_whole(layout: TensorLayout, count: int, codec: str, seed: int) -> None:
+@given(layouts, st.integers(1, 9), st.sampled_from(RULES), st.integers(0, 2**32))
+def test_update_of_slices_has_the_bytes_of_the_whole(
+    layout: TensorLayout, count: int, rules: tuple[str, UpdateRule], seed: int
+) -> None:
     """Each slice is summed of the bytes at its place in each result, as workers do it, and encoded apart."""
-    chance, found = np.random.default_rng(seed), codec_named(codec)
+    (codec, rule), chance, spool = rules, np.random.default_rng(seed), Spool(Path("/var/tmp"))
+    found, updating = codec_named(codec), codec_named(rule.codec)
     results = []
     for batches in (1, 3, 2):
         difference = {name: chance.standard_normal(shape).astype(np.float32) for name, shape in layout.entries}
@@ -64,20 +78,20 @@ def test_update_of_slices_has_the_bytes_of_the_whole(layout: TensorLayout, count
         parts = slices_of(layout, count)
     for part in parts:
         own = part.of(layout)
-        total = UpdateSum(own, "all", np.zeros(sum(size for _, size in own.counts()), np.float32), None)
+        total = running_sum(spool, own, rule.mean)
         for weight, data in results:
             start, stop = part.place_in(data, layout, found)
             total.add(weight, decode_slice(data[start:stop], own, found))
-        encoded = found.encoded(own)
-        made.append(b"".join(wire_bytes(block, encoded.dtype) for block in total.encoded(codec)))
-        assert rule_broken_by(made[-1], own, found) is None
-    update, rule = UpdateHeader("run", 1, "ab" * 32, codec), UpdateRule(codec)
+        encoded = updating.encoded(own)
+        made.append(b"".join(wire_bytes(block, encoded.dtype) for block in total.encoded(rule.codec)))
+        assert rule_broken_by(made[-1], own, updating) is None
+    update = UpdateHeader("run", 1, "ab" * 32, rule.codec)
     whole = [(weight, decode_result(data, layout)[1]) for weight, data in results]
     joined = update_of(
         update,
         layout,
         lambda: chain.from_iterable(
-            blocks_in(data, part.of(layout), found).values() for data, part in zip(made, parts, strict=True)
+            blocks_in(data, part.of(layout), updating).values() for data, part in zip(made, parts, strict=True)
         ),
     )
     assert joined.to_bytes() == update_bytes(update, rule, layout, whole)

@@ -187,7 +187,7 @@ async def test_worker_of_wrong_bytes_is_counted_no_more(slices: LeasedSlices, bo
 
 
 @in_virtual_time
-async def test_full_disk_of_the_coordinator_is_said(slices: LeasedSlices, tmp_path: Path) -> None:
+async def test_full_disk_of_the_coordinator_refuses_the_slice(slices: LeasedSlices, tmp_path: Path) -> None:
     layout = TensorLayout((("w", (100_000,)),))
     await slices.lease("one", 0.0)
     total = slices.begin(1, MERGE, layout, Spool(tmp_path, max_bytes=10))

@@ -8,10 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from epochal.coordinator.blobs import update_maker
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
+<<<<<<< HEAD
+=======
+from epochal.coordinator.run.service import CoordinatorService
+from epochal.run_manager.events import ReplicaDistrusted
+>>>>>>> 9ce13437 (A run whose updates have several parts, with a coordinator that is killed)
 from epochal.runtime.files.spool import Spool
-from epochal.runtime.merging import running_sum
+from epochal.runtime.merging import merger, running_sum
+from epochal.state import checkpoint_parts
 from epochal.state.documents import UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import Attestation
@@ -114,6 +121,27 @@ async def test_coordinator_killed_before_its_update_makes_it_when_it_is_back(see
             await coordinator.wait_for(lambda: coordinator.service.accepting)
         ends = await run.ends(clients, 100_000.0)
         assert [end.replica_digest for end in ends] == [coordinator.run.models.updates[6].replica_digest] * 3
+        await prove(run)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@in_virtual_time
+async def test_update_of_several_parts_leads_everybody_to_its_replica(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made and applied in files, kept part by part; the coordinator is killed on the way."""
+    monkeypatch.setattr(merger, "MERGED_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(update_maker, "MAX_DELIVERED_BYTES", 0)
+    monkeypatch.setattr(checkpoint_parts, "UPDATE_PART_BYTES", 200)
+    async with simulated_run(state_file(config__total_steps=6), seed=seed) as run:
+        clients = [run.start(run.client(number, ClientSpec(trainer="numpy"))) for number in (1, 2, 3)]
+        await run.coordinator.wait_for(partial(_has_outcome, run.coordinator, 3))
+        await run.coordinator.restart_after(1.0)
+        ends = await run.ends(clients, 100_000.0)
+        updates = run.coordinator.run.models.updates
+        assert [end.replica_digest for end in ends] == [updates[6].replica_digest] * 3
+        assert all(update.part_count == -(-update.size_bytes // 200) > 2 for update in updates.values())
+        assert not [event for client in clients for event in client.of(ReplicaDistrusted)]
         await prove(run)
 
 
