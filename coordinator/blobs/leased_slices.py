@@ -161,6 +161,16 @@ class LeasedSlices:
             part.end()
         return part.made
 
+    def refuse(self, total: SharedSum, part: SharedSlice) -> None:
+        """Give no other slice to the worker that has delivered this one, because it is wrong."""
+        if part.lease is not None:
+            self._refuse(part.lease.worker, total.step, "probe")
+
+    def _refuse(self, worker: str, step: int, rule: str) -> None:
+        log.error("slice_refused", extra={"worker": worker, "step": step, "rule": rule})
+        self._refused.append(worker)
+        self._heard.pop(worker, None)
+
     # Requests of workers
 
     async def lease(self, worker: str, wait_s: float) -> LeasedSlice | None:
@@ -233,13 +243,11 @@ class LeasedSlices:
                 raise Refused(Refusal.BODY_INCOMPLETE, f"{file.size_bytes} of {wanted_bytes} bytes arrived")
             rule = await self._checking.run(partial(rule_broken_by, file, part.layout, codec))
         if rule is not None:
-            log.error("slice_refused", extra={"worker": lease.worker, "step": total.step, "rule": rule})
-            self._refused.append(lease.worker)
-            self._heard.pop(lease.worker, None)
+            self._refuse(lease.worker, total.step, rule)
             self._leases.give_back(part, lease)
             raise Refused(Refusal.RESULT_INVALID, f"the slice breaks rule {rule!r}: {wanted_bytes} bytes are needed")
         if not part.is_done:
-            part.made = file
+            part.made, part.lease = file, lease
             part.end()
 
     def give_back(self, name: str) -> None:

@@ -23,6 +23,7 @@ from functools import partial
 
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_slices import AddedResult, SharedSlice, SharedSum
+from epochal.coordinator.blobs.slice_probe import Probe
 from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Run
@@ -62,6 +63,7 @@ class _Sum:
 
     Attributes:
         most: the largest number of batches that counts, while the round is under way.
+        probe: of a sum at workers.
     """
 
     step: int
@@ -69,6 +71,7 @@ class _Sum:
     total: UpdateSum | SharedSum
     most: Fraction | None = None
     added: list[AddedResult] = field(default_factory=list)
+    probe: Probe | None = None
 
 
 class UpdateMaker:
@@ -184,7 +187,7 @@ class UpdateMaker:
         arrival = Arrival()
         try:
             async with asyncio.TaskGroup() as group:
-                making = group.create_task(self._made(total.total, header, start.replica, arrival))
+                making = group.create_task(self._made(total, header, start.replica, arrival))
                 await self._keep(outcome.step, arrival, making)
         except BaseExceptionGroup as errors:
             raise first_error(errors) from None
@@ -193,12 +196,12 @@ class UpdateMaker:
         self._held = making.result()[1]
 
     async def _made(
-        self, total: UpdateSum | SharedSum, header: UpdateHeader, start: Replica, arrival: Arrival
+        self, total: _Sum, header: UpdateHeader, start: Replica, arrival: Arrival
     ) -> tuple[SpoolFile, HeldReplica]:
         """Return the update of a sum, and the replica after it."""
-        if isinstance(total, UpdateSum):
-            return await self._merger.made(total, header, start, arrival)
-        slices = [await self._slice(total, part) for part in total.slices]
+        if isinstance(total.total, UpdateSum):
+            return await self._merger.made(total.total, header, start, arrival)
+        slices = [await self._slice(total.total, part, total.probe) for part in total.total.slices]
         return await self._merger.joined(slices, header, start, arrival)
 
     async def _sum_of(self, outcome: Outcome) -> _Sum:
@@ -221,11 +224,16 @@ class UpdateMaker:
     async def _new_sum(self, step: int, attempt: int) -> _Sum:
         layout = await self._layout()
         shared = self._slices.begin(step, self._service.run.state_file.merge, layout, self._spool)
-        return _Sum(step, attempt, await self._merger.new_sum(layout) if shared is None else shared)
+        if shared is None:
+            return _Sum(step, attempt, await self._merger.new_sum(layout))
+        return _Sum(step, attempt, shared, probe=Probe(layout, shared.merge))
 
     async def _add(self, total: _Sum, result: AddedResult) -> None:
         if isinstance(total.total, SharedSum):
             total.total.add(result)
+            if total.probe is not None:
+                async with self._service.blobs.opened(result.sha256) as blob:
+                    await self._worker.run(partial(total.probe.add, result.weight, blob))
         else:
             await self._add_to(total.total, result)
         total.added.append(result)
@@ -241,10 +249,13 @@ class UpdateMaker:
         async with self._service.blobs.opened(result.sha256) as blob:
             await self._merger.add(total, result.weight, blob.view(), await self._layout())
 
-    async def _slice(self, total: SharedSum, part: SharedSlice) -> Callable[[], Iterable[Block]]:
+    async def _slice(self, total: SharedSum, part: SharedSlice, probe: Probe | None) -> Callable[[], Iterable[Block]]:
         """Return what returns the blocks of a slice, made by a worker or here."""
         codec = codec_named(total.merge.update_codec)
         made = await self._slices.made(total, part)
+        if made is not None and probe is not None and not await self._worker.run(partial(probe.allows, part, made)):
+            self._slices.refuse(total, part)
+            made = None
         if made is None:
             return partial((await self._summed(part.layout, total.results)).encoded, codec.name)
         return blocks_in(made.view(), part.layout, codec).values

@@ -23,6 +23,7 @@ from epochal.runtime.merging import running_sum
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state import slices
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.messages.requests import Attestation
 from epochal.state.messages.slice_messages import LeasedSlice
@@ -268,6 +269,27 @@ async def test_worker_whose_bytes_are_wrong_gets_no_other_slice(
             await check_update(run.service, 1, REPLICA.layout)
     assert "slice_refused" in caplog.messages
     assert len(updates(run)) == 1
+
+
+async def test_wrong_mean_that_keeps_all_rules_is_found(
+    run: Served, clients: list[WireClient], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The model is one slice, so that the probe is in it."""
+    api = await api_of(run)
+    async with asyncio.TaskGroup() as tasks:
+        asked = tasks.create_task(leased(run, api))
+        await present(run, 1)
+        await deliver(clients)
+        found = await asked
+        await attest(run, clients)
+        while not found.is_whole:
+            found = await api.renew_slice(found.lease, 3, 1.0)
+        means = [codec_named("int4").encode(np.ones(size, np.float32)) for _, size in REPLICA.layout.counts()]
+        body = b"".join(bytes(mean) for mean in means)
+        assert (await answered(run, api, "PUT", f"/{found.lease}", body)).status_code == 204
+        await check_update(run.service, 1, REPLICA.layout)
+    assert "slice_refused" in caplog.messages
+    assert problem(await answered(run, api, "POST", f"?wait_s=0&worker={'0' * 32}")) == "forbidden"
 
 
 async def test_result_that_is_not_attested_is_taken_out_of_every_slice(

@@ -11,11 +11,7 @@ import pytest
 from epochal.coordinator.blobs import update_maker
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
-<<<<<<< HEAD
-=======
-from epochal.coordinator.run.service import CoordinatorService
 from epochal.run_manager.events import ReplicaDistrusted
->>>>>>> 9ce13437 (A run whose updates have several parts, with a coordinator that is killed)
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import merger, running_sum
 from epochal.state import checkpoint_parts
