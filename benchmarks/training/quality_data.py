@@ -35,8 +35,11 @@ def document() -> dict[str, Any]:
         for setting in UPDATES
         if Row(setting).is_measured
     ]
-    for setting in (one for one in DELAYS if Row(one).is_measured):
-        rows.append(_row("delay", setting, Row(setting).losses, Row(replace(setting, delay=0)).losses) | common)
+    rows += [
+        _row("delay", setting, Row(setting).losses, Row(replace(setting, delay=0)).losses) | common
+        for setting in DELAYS
+        if Row(setting).is_measured
+    ]
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 
 

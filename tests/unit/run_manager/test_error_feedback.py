@@ -1,6 +1,7 @@
 """What a client's codec leaves out: tentative, and never trusted when in doubt."""
 
 import gc
+from dataclasses import replace
 
 import numpy as np
 
@@ -158,3 +159,28 @@ def test_residuals_take_two_files_of_the_spool() -> None:
         gc.collect()
         assert feedback._spool.used_bytes == 2 * layout_of(DIFFERENCE).size_bytes
         feedback.settle(outcome(step + 1))
+
+
+def publish_from(feedback: ErrorFeedback, step: int, start: str) -> TensorStream:
+    """A result that was trained before its round, from another result of this client."""
+    file = feedback.encode(replace(header(step), start=start), LINEAGE, DIFFERENCE)
+    feedback.published(file.sha256())
+    return file
+
+
+def test_result_that_begins_from_an_undecided_one_continues_its_residual() -> None:
+    feedback = new_feedback()
+    first = publish(feedback, 1).sha256()
+    second = publish_from(feedback, 2, first)
+    assert is_round(second, 2)
+    feedback.settle(outcome(1, (ME, first)))
+    assert is_round(publish_from(feedback, 3, second.sha256()), 3)
+
+
+def test_residuals_of_a_result_that_did_not_count_are_dropped_together() -> None:
+    feedback = new_feedback()
+    apply(feedback, 1)
+    second = publish(feedback, 2).sha256()
+    publish_from(feedback, 3, second)
+    feedback.settle(outcome(2, (OTHER, "00" * 32)))
+    assert is_round(publish(feedback, 3), 2)

@@ -1,5 +1,7 @@
 """`run_manager/own_results.py`: the fate of a trainer's inner state."""
 
+from dataclasses import replace
+
 from epochal.run_manager.own_results import OwnResults
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker
@@ -45,3 +47,15 @@ def test_inner_state_is_kept_only_with_an_outcome_of_its_result() -> None:
     results.settle(_outcome("b"))
     results.settle(_outcome("c"))
     assert trainer.fate == ["commit", "roll back", "roll back", "roll back"]
+
+
+def test_two_undecided_results_are_settled_in_their_order() -> None:
+    trainer = _CountingTrainer()
+    results = OwnResults(trainer, Spool(SPOOL_PARENT), InlineWorker())
+    results.published(1, Sha256("a" * 64))
+    results.published(2, Sha256("b" * 64))
+    results.settle(_outcome("a"))
+    assert trainer.fate == ["commit"]
+    results.settle(_outcome("a"))  # applied again, as the replica is rebuilt
+    results.settle(replace(_outcome("c"), step=2))
+    assert trainer.fate == ["commit", "roll back"]

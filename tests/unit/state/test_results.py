@@ -56,6 +56,35 @@ def test_result_that_keeps_every_rule_gives_its_own_header() -> None:
     assert check_result(memoryview(bytearray(GOOD)), HEADER, LAYOUT, MAX_ABS)[0] == HEADER
 
 
+EAGER = replace(HEADER, replica_digest="12" * 32, start="34" * 32)
+"""What a client that trained before its round says, and what is expected of one that might."""
+
+
+def test_result_from_the_own_start_gives_its_own_header() -> None:
+    assert check_result(encode_result(EAGER, DIFFERENCE), EAGER, LAYOUT, MAX_ABS)[0] == EAGER
+    assert check_result(GOOD, EAGER, LAYOUT, MAX_ABS)[0] == HEADER, "nobody has to"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (EAGER, HEADER),
+        (replace(EAGER, start="56" * 32), EAGER),
+        (replace(EAGER, replica_digest="56" * 32), EAGER),
+        (replace(EAGER, start=""), EAGER),
+    ],
+)
+def test_result_from_another_start_is_refused(found: ResultHeader, expected: ResultHeader) -> None:
+    with pytest.raises(InvalidResult) as caught:
+        check_result(encode_result(found, DIFFERENCE), expected, LAYOUT, MAX_ABS)
+    assert caught.value.rule == "start"
+
+
+@pytest.mark.parametrize("start", ["", "ab", "AB" * 32])
+def test_result_with_a_start_that_is_no_digest_is_refused(start: str) -> None:
+    assert broken_rule(rewritten(lambda header: header["__metadata__"].update(start=start))) == "start"
+
+
 def test_result_replica_digest_is_returned_and_not_compared() -> None:
     own = replace(HEADER, replica_digest="01" * 32)
     assert check(encode_result(own, DIFFERENCE)) == own
