@@ -10,6 +10,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.speed import delivered
+from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
@@ -326,7 +327,7 @@ def test_nothing_is_lost_or_counted_twice_whatever_happens(members: int, data: s
             fate = data.draw(st.sampled_from(["eager", "plain", "fails", "leaves", "ahead", "silent"]))
             is_bound = who in current.results.commitments
             if fate == "fails" and not is_bound:
-                kind = data.draw(st.sampled_from(["corrupt", "unavailable"]))
+                kind: FailureKind = data.draw(st.sampled_from(["corrupt", "unavailable"]))
                 report = FailureReport(current.number.step, current.number.attempt, kind, "x", None)
                 driver.send(stimuli.StepFailed(who, report))
             elif fate == "leaves" and len(driver.run.members) > 2:
