@@ -59,12 +59,6 @@ def load(probe: Callable[[], bytes]) -> bool:
     return _loaded is not None
 
 
-def unload() -> None:
-    """Use NumPy from now on."""
-    global _loaded
-    _loaded = None
-
-
 def _compile() -> CompiledLoops:
     import numba
     from numba import types
