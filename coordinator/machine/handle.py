@@ -129,7 +129,7 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.GenesisProvided():
             return checkpoints.provide_genesis(run, stimulus)
         case stimuli.UpdateMade():
-            return run.with_parts(take_update(run.models, stimulus)), ()
+            return _take_update(run, stimulus), ()
         case stimuli.DataFingerprintSet():
             return membership.gathered(datasets.set_fingerprint(run, stimulus)), ()
         case stimuli.PauseRequested() | stimuli.ResumeRequested():
@@ -148,6 +148,16 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(run.identity.with_compacted(found)), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file), ()
+
+
+def _take_update(run: Run, event: stimuli.UpdateMade) -> Run:
+    """Return the run with the update of a step. The round that trains from its replica has all of its time from now."""
+    models, current = take_update(run.models, event), run.round
+    is_awaited = current is not None and current.number.step == event.update.step + 1
+    if models is run.models or not is_awaited or run.clock.phase is not RunState.ROUND_TRAIN:
+        return run.with_parts(models)
+    limit_s = train_limit_s(run.pace, run.state_file.config.max_round_train_time)
+    return run.with_parts(models, run.clock.with_limit(limit_s))
 
 
 def _take_command(run: Run, stimulus: AccessCommand) -> Handled:

@@ -40,7 +40,9 @@ def with_conduct(
     faults = _bad_attestations(run.clock, run.members, current, applied, reference)
     applied_bits = current.tasks.plan.bits_of(applied)
     outsized, most_s = _outsized(run.state_file, current, applied), run.state_file.config.max_round_train_time
-    is_short = is_slow(current) and train_limit_s(run.pace, most_s) < most_s
+    is_short = run.models.lacks_update(current.number.step - 1) or (
+        is_slow(current) and train_limit_s(run.pace, most_s) < most_s
+    )
     members, departed = plain(run.members.by_id), run.members.departed
     rests: list[SentToRest] = []
     for client_id, assignment in current.tasks.plan.assignments.items():
@@ -102,7 +104,7 @@ def _miss(
         members, current: of the run.
         client_id: the client.
         reference: the replica from which the round should have been trained.
-        is_short: whether the time limit was too short for most of the work, and doubles for the next round.
+        is_short: whether its time was too short: the limit doubles for the next round, or clients waited for an update.
     """
     held = current.results.verified.get(client_id)
     if held is not None:

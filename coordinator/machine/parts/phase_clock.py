@@ -55,6 +55,10 @@ class PhaseClock(WireDocument):
         ends_s = None if limit_s is None else self.now_s + limit_s
         return PhaseClock(self.now_s, phase, self.now_s, self.epoch_started_s, ends_s, None, reason)
 
+    def with_limit(self, limit_s: float) -> "PhaseClock":
+        """Return the clock whose phase lasts at most so long from now on."""
+        return replace(self, phase_ends_s=self.now_s + limit_s)
+
     def with_enough(self, *, is_enough: bool) -> "PhaseClock":
         """Return the clock that knows since when there are enough members; the same clock if that is known."""
         since_s = (self.now_s if self.enough_since_s is None else self.enough_since_s) if is_enough else None

@@ -66,6 +66,10 @@ class RunModels(WireDocument):
         following = self.outcomes.get(step + 1)
         return None if following is None else following.replica_digest
 
+    def lacks_update(self, step: int) -> bool:
+        """Whether a step has an outcome whose update is not made: nobody holds the replica after it, or few."""
+        return step in self.outcomes and step not in self.updates
+
     def blobs_of(self, kept: CheckpointRef | UpdateRef) -> tuple[tuple[Sha256, int], ...]:
         """Return digest and size of every blob of a kept checkpoint or update, in the order of the file."""
         if kept.part_count == 1:

@@ -19,7 +19,7 @@ from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapsh
 from epochal.coordinator.machine.views import document_of
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef, RunDocument
+from epochal.state.documents import CheckpointRef, RunDocument, UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.messages.blob_messages import CheckVerdict
@@ -83,6 +83,7 @@ class Driver:
         self.now_s = 1000.0
         self.seeds = 0
         self.instructions: list[Instruction] = []
+        self.makes_updates = True
         self.applied: list[BatchId] = []
         self.known: tuple[Run, RunDocument] | None = None
         self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
@@ -126,7 +127,16 @@ class Driver:
         read_again = parse_snapshot(snapshot_bytes(self.run))
         assert read_again == self.run
         assert (read_again.round and read_again.round.tasks.plan) == (self.run.round and self.run.round.tasks.plan)
+        for instruction in instructions:
+            if self.makes_updates and isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
+                self.make_update(instruction.step)
         return instructions
+
+    def make_update(self, step: int) -> None:
+        """The coordinator has made the update of a step."""
+        update = UpdateRef(step, digest_of(f"update {step}"), 10, digest_of(f"replica {step}"))
+        self.send(stimuli.UpdateMade(update))
+        self.seeds -= 1  # the next stimulus has the seed that it has without updates
 
     def _check_ahead(self, before: Round | None) -> None:
         """Check that the next round that is named as one begins is what all the rules of its end give, or stays."""

@@ -146,8 +146,9 @@ def test_blobs_that_must_be_there_begin_with_the_newest_checkpoint() -> None:
     kept = blobs_kept(driver.run)
     (outcome,) = driver.run.models.outcomes.values()
     checkpoints = [(ref.blob_sha256, ref.size_bytes) for ref in reversed(driver.run.models.checkpoints)]
+    updates = [(update.blob_sha256, update.size_bytes) for update in driver.run.models.updates.values()]
     results = [(entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
-    assert [(blob.sha256, blob.size_bytes) for blob in kept] == [*checkpoints, *results]
+    assert [(blob.sha256, blob.size_bytes) for blob in kept] == [*checkpoints, *updates, *results]
     assert kept[0].purpose == "the checkpoint of step 1"
     assert {blob.sha256 for blob in kept} == blobs_needed(driver.run)
 

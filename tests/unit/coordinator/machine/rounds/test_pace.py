@@ -224,3 +224,19 @@ def test_time_of_an_applied_round_includes_its_witnessing() -> None:
     assert with_pace(
         run.pace, run.clock, current.with_parts(replace(current.times, train_s=None)), is_applied=True
     ).train_times == (1.0,)
+
+
+def test_update_that_comes_late_leaves_the_round_its_whole_time_and_blames_nobody() -> None:
+    driver = in_round(1, 2, config__total_steps=9)
+    driver.makes_updates = False
+    driver.play_round()
+    limit_s = driver.run.state_file.config.max_round_train_time
+    driver.pass_time(limit_s)
+    assert driver.in_phase(RunState.ROUND_TRAIN)
+    assert driver.run.progress.attempt == 1
+    assert not any(member.conduct.last_miss for member in driver.run.members.by_id.values())
+    driver.pass_time(limit_s / 2)
+    driver.make_update(1)
+    assert driver.run.clock.phase_ends_s == driver.now_s + limit_s
+    driver.pass_time(limit_s)
+    assert all(member.conduct.last_miss for member in driver.run.members.by_id.values())
