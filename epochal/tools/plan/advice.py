@@ -29,6 +29,8 @@ LESS_UPDATES = {"exact": ("int8", "int4"), "int8": ("int4",), "int4": ()}
 """Updates that are smaller."""
 RATED = TensorLayout((("w", (1 << 20,)),))
 """Values of which the sizes of codecs are compared."""
+ENOUGH_TRAINING = 0.95
+"""Part of a round that is training from which to train ahead is not worth its price."""
 LEAST_BATCH_FACTOR = 1.5
 """Multiple of the batch up to the critical one from which that is proposed."""
 LINK_FACTOR = 4
@@ -68,7 +70,7 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
             yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
     for update in LESS_UPDATES[state.merge.update]:
         yield _of_merge(state, options, {"update": update})
-    if not state.merge.delay and found.kind != "training":
+    if not state.merge.delay and found.training_part < ENOUGH_TRAINING:
         yield _of_merge(state, options, {"delay": 1})
     if found.kind != "nothing":
         yield from _of_rounds(state, options, found)

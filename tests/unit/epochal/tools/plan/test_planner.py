@@ -229,6 +229,20 @@ def test_smaller_codec_is_advised_once_it_is_measured(ratio: float, monkeypatch:
     assert found.faster > 1.2
 
 
+def test_training_ahead_is_advised_where_much_of_a_round_is_not_training() -> None:
+    state, groups = run_of(4, 8), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(Links(parse_link("1gbit")), parameter_count=20_000_000)
+    before = plan_run(state, groups, options)
+    assert 0.4 < before.training_part < 0.7
+    (told,) = (one for one in advised(state, groups, options, before).suggestions if one.change == "[merge] delay = 1")
+    ahead = state.model_copy(update={"merge": state.merge.model_copy(update={"delay": 1})})
+    after = plan_run(ahead, groups, options)
+    assert after.training_part > 0.95
+    assert told.faster > 1.4
+    assert told.faster == pytest.approx(after.tokens_per_s / before.tokens_per_s)
+    assert not any("delay" in one.change for one in advised(ahead, groups, options, after).suggestions)
+
+
 def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
     state, groups = run_of(2, 100, merge__local_steps=100), [parse_clients("2 x 1gbit/1gbit 1ms 10k tokens/s")]
     options = PlanOptions(parameter_count=1000)
