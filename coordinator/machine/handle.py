@@ -23,8 +23,9 @@ from epochal.coordinator.machine import (
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
 from epochal.coordinator.machine.outcomes import take_update
-from epochal.coordinator.machine.pace import train_limit_s
+from epochal.coordinator.machine.pace import expected_s, train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_identity import CompactedJournal
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
@@ -156,8 +157,14 @@ def _take_update(run: Run, event: stimuli.UpdateMade) -> Run:
     is_awaited = current is not None and current.number.step == event.update.step + 1
     if models is run.models or not is_awaited or run.clock.phase is not RunState.ROUND_TRAIN:
         return run.with_parts(models)
-    limit_s = train_limit_s(run.pace, run.state_file.config.max_round_train_time)
-    return run.with_parts(models, run.clock.with_limit(limit_s))
+    return _with_round_limit(run.with_parts(models), current)
+
+
+def _with_round_limit(run: Run, current: Round | None) -> Run:
+    """Return the run in RoundTrain, whose round has all of its time from now on."""
+    expected = 0.0 if current is None else expected_s(current, run.members)
+    limit_s = train_limit_s(run.pace, run.state_file.config.max_round_train_time, expected)
+    return run.with_parts(run.clock.with_limit(limit_s))
 
 
 def _take_command(run: Run, stimulus: AccessCommand) -> Handled:
@@ -226,7 +233,6 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
     config = run.state_file.config
     limit_s = {
         RunState.WARMUP: config.warmup_time,
-        RunState.ROUND_TRAIN: train_limit_s(run.pace, config.max_round_train_time),
         RunState.ROUND_WITNESS: config.round_witness_time,
         RunState.COOLDOWN: config.cooldown_time,
     }.get(phase)
@@ -239,7 +245,8 @@ def _enter(run: Run, phase: RunState, reason: str, seed: Seed) -> Handled:
             return checkpoints.begin_genesis(run.with_parts(run.members.before_warmup(), progress), seed), ()
         case RunState.ROUND_TRAIN:
             run, told = checkpoints.go_on_in_epoch(run, _derived_seed(seed, "checkpoint", 0))
-            return begin_round(_begin_epoch(run) if run.progress.height == 0 else run, seed), told
+            run = begin_round(_begin_epoch(run) if run.progress.height == 0 else run, seed)
+            return _with_round_limit(run, run.round), told
         case RunState.COOLDOWN:
             return checkpoints.begin_cooldown(run, seed)
         case RunState.PAUSED | RunState.FINISHED:

@@ -6,15 +6,18 @@ of what the others need, whoever holds it back. When the limit itself was too sh
 have changed, more than half of the batches are missing: then it doubles until results arrive. Only the batches of
 clients that delivered before count here (the electorate): keys cost nothing, and any number of silent newcomers must
 not look like a limit that is too short. A client that began before the round (`merge.delay`) counts with the time that
-its work took it, as its speed does. Newcomers themselves have as long again as the others took; but where a round
-has waited for them in vain, the next ones do not wait for them, for so long that this costs three percent of the time,
-and less each time that it is in vain again; until a newcomer delivers.
+its work took it, as its speed does. Clients that are slower than most of the work are waited for, too, as long as their
+speeds say that they come: they have no more work than what the others could not do sooner
+(`coordinator/machine/shares.py`). Newcomers themselves have as long again as the others took; but where a round has
+waited for them in vain, the next ones do not wait for them, for so long that this costs three percent of the time, and
+less each time that it is in vain again; until a newcomer delivers.
 """
 
 from statistics import median
 
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import MessageTimes, Round
+from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.parts.train_times import MOSTLY, TrainTimes
 from epochal.state.intervals import total_batches
@@ -27,6 +30,8 @@ LIMIT_PER_MEDIAN = 2.0
 moment, or not at all, make a run take at most about twice its time."""
 LIMIT_PER_LAST = 2.0
 """Multiple of the last round's time for which a round stays open: the limit follows at once when rounds get longer."""
+LIMIT_PER_EXPECTED = 1.5
+"""Multiple of the time within which the slowest client is expected, by its speed, for which a round stays open."""
 SHORTEST_LIMIT_S = 3.0
 """Limit for rounds however short: a lost packet, a pause of a process or a busy machine costs this long."""
 TIME_FOR_NEWCOMERS_S = 1.0
@@ -39,13 +44,26 @@ MAX_DOUBLINGS = 16
 """Maximum number of times that a time limit doubles which was too short."""
 
 
-def train_limit_s(pace: RunPace, most_s: float) -> float:
+def train_limit_s(pace: RunPace, most_s: float, expected_s: float = 0.0) -> float:
     """Return the time limit of the RoundTrain that begins now, at most `most_s`."""
     times = pace.train_times
     if len(times) < TRAIN_TIMES_NEEDED:
         return most_s
-    usual = max(SHORTEST_LIMIT_S, LIMIT_PER_MEDIAN * median(times), LIMIT_PER_LAST * times[-1])
-    return min(most_s, usual * 2.0 ** min(pace.slow_rounds, MAX_DOUBLINGS))
+    usual = max(LIMIT_PER_MEDIAN * median(times), LIMIT_PER_LAST * times[-1], LIMIT_PER_EXPECTED * expected_s)
+    return min(most_s, max(SHORTEST_LIMIT_S, usual) * 2.0 ** min(pace.slow_rounds, MAX_DOUBLINGS))
+
+
+def expected_s(current: Round, members: RunMembers) -> float:
+    """Return the seconds within which all clients are expected that had work in the round before, by their speeds.
+
+    Who had none, because others do it sooner, is not waited for longer than usual in its turn.
+    """
+    found = 0
+    for client_id, given in current.tasks.plan.assignments.items():
+        member = members.by_id.get(client_id) if given else None
+        if member is not None and member.speed.is_known and member.conduct.last_work_step >= current.number.step - 1:
+            found = max(found, member.speed.time_us(total_batches(given)))
+    return found / 1e6
 
 
 def elapsed_s(current: Round, clock: PhaseClock) -> float:

@@ -32,6 +32,7 @@ from epochal.state.messages.requests import (
     ResultMetrics,
 )
 from epochal.state.phase_names import RunState
+from epochal.state.share_ceiling import largest_part
 from epochal.state.wire import Blake3, ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
 
@@ -164,7 +165,9 @@ class Driver:
             assert self.run.is_ready(member)
             bounds.append(min(member.claim, member.conduct.earned))
         proven = [number for number, entry in enumerate(entries) if entry.proven]
-        if sum(bounds[number] for number in proven) > sum(entries[number].share for number in proven):
+        shares, whole = [entries[number].share for number in proven], total_batches(current.tasks.work.shared)
+        most = largest_part(shares, whole, current.tasks.roster.ceiling) if proven else 0
+        if sum(min(bounds[number], int(most)) for number in proven) > sum(shares):
             assert all(entries[number].share <= bounds[number] for number in proven)
         if not current.tasks.work.isolated and len(proven) in (0, len(entries)):
             counts = {one: total_batches(given) for one, given in current.tasks.plan.assignments.items()}
@@ -198,8 +201,8 @@ class Driver:
         blob = digest_of(f"blob of replica {making.step}")
         self.send(stimuli.CheckpointReported(writer, CheckpointReport(making.step, self.replica_digest(), blob, 100)))
         self.send(stimuli.CheckpointHeld(writer, CheckpointRef(making.step, blob, 100, self.replica_digest())))
-        for member in tuple(self.run.members.by_id):
-            if self.run.models.checkpointing is not None and member != writer:
+        for member in making.planned().clients:
+            if self.run.models.checkpointing is not None and member != writer and member in self.run.members:
                 self.send(
                     stimuli.CheckpointReported(member, CheckpointReport(making.step, self.replica_digest(), None, 0))
                 )
