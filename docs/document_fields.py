@@ -39,7 +39,15 @@ OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "Results
 FOR_OPERATORS = frozenset(
     {
         *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData"),
-        *("KeptCheckpoints", "LeasedCheck", "ParameterNames", "QuarantineRelease", "RenewedLease", "RunStatus"),
+        *(
+            "KeptCheckpoints",
+            "LeasedCheck",
+            "LeasedSlice",
+            "ParameterNames",
+            "QuarantineRelease",
+            "RenewedLease",
+            "RunStatus",
+        ),
     }
 )
 """Documents that only commands of the run's own operator ask for."""

@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, field
 
 from epochal.coordinator_client.session import CoordinatorSession
-from epochal.run_manager.local_training import Failure, LocalTraining, OwnResult, Start, Work
+from epochal.run_manager.local_training import Failure, OwnResult, RoundTraining, RoundWork, TrainingStart
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.round_view import RoundViews, round_of
 from epochal.run_manager.run_data import DataAhead
@@ -44,7 +44,7 @@ class _Eager:
 
     base: RoundHead
     own: OwnResult
-    work: Work | None = None
+    work: RoundWork | None = None
     result: OwnResult | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -60,7 +60,7 @@ class EagerTraining:
         self,
         session: CoordinatorSession,
         rounds: RoundViews,
-        training: LocalTraining,
+        training: RoundTraining,
         keeper: ReplicaKeeper,
         merger: Merger,
         data_ahead: DataAhead,
@@ -105,7 +105,7 @@ class EagerTraining:
         self._eager = _Eager(round_of(document), own)
         await self._task.replace(self._run(document, state, self._eager))
 
-    async def take(self, mine: Work) -> OwnResult | None:
+    async def take(self, mine: RoundWork) -> OwnResult | None:
         """Return the result of a round that has begun, as soon as it is ready; None if it has to be trained.
 
         Nothing is trained ahead afterwards.
@@ -150,13 +150,13 @@ class EagerTraining:
         assignments = await self._rounds.ahead_of(ahead, base.seed, self._session.client_id)
         if not assignments:
             return None
-        eager.work = Work(document, state, base.step + 1, 0, ahead.work_sha256, assignments)
+        eager.work = RoundWork(document, state, base.step + 1, 0, ahead.work_sha256, assignments)
         start = await self._start(eager)
         if start is None:
             return None
         await self._data_ahead.pause()
 
-        async def known() -> Start:
+        async def known() -> TrainingStart:
             return start
 
         found = await self._training.result(eager.work, known)
@@ -165,13 +165,13 @@ class EagerTraining:
             return None
         return found
 
-    async def _start(self, eager: _Eager) -> Start | None:
+    async def _start(self, eager: _Eager) -> TrainingStart | None:
         """Return this client's own outer step; None if the replica of which it is taken is gone."""
         held = await self._keeper.at_unless_passed(eager.base.step - 1)
         if held is None:
             return None
         replica = await self._merger.eager_start(held.replica, eager.own.file.view())
-        return Start(replica, held.digest, eager.own.sha256)
+        return TrainingStart(replica, held.digest, eager.own.sha256)
 
     async def _commit(self, result: OwnResult) -> None:
         """Bind this client to its result before the round, so that its time is measured without the wait for it."""

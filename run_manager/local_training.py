@@ -32,7 +32,7 @@ from epochal.trainers.protocol import TrainedRound
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RoundWork:
     """This client's work in a round.
 
     Attributes:
@@ -56,7 +56,7 @@ class Work:
         head: RoundHead = view.head
         return cls(document, state, head.step, head.attempt, head.work_sha256, view.assignments.get(client_id, ()))
 
-    def is_same(self, other: "Work") -> bool:
+    def is_same(self, other: "RoundWork") -> bool:
         """Return whether it is the same work, whichever document it came from."""
         known = self.step, self.attempt, self.work_sha256, self.assignments
         return known == (other.step, other.attempt, other.work_sha256, other.assignments)
@@ -70,7 +70,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Start:
+class TrainingStart:
     """The parameters from which a client trains.
 
     Attributes:
@@ -105,7 +105,7 @@ class Failure:
     batch_id: BatchId | None
 
 
-class LocalTraining:
+class RoundTraining:
     """The local steps of one client, whose trainer takes one round after the other.
 
     Attributes:
@@ -121,7 +121,7 @@ class LocalTraining:
         self._results = results
         self._times = times
 
-    async def result(self, work: Work, find_start: Callable[[], Awaitable[Start]]) -> OwnResult | Failure:
+    async def result(self, work: RoundWork, find_start: Callable[[], Awaitable[TrainingStart]]) -> OwnResult | Failure:
         """Return the result of a client's work, or why there is none.
 
         Args:
@@ -151,7 +151,9 @@ class LocalTraining:
         data = None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
         return await self._encoded(work, trained, start, data)
 
-    async def _encoded(self, work: Work, trained: TrainedRound, start: Start, data: DataMetrics | None) -> OwnResult:
+    async def _encoded(
+        self, work: RoundWork, trained: TrainedRound, start: TrainingStart, data: DataMetrics | None
+    ) -> OwnResult:
         self._begin(work, "encode")
         header = ResultHeader(
             run_id=work.document.run_id,
@@ -167,5 +169,5 @@ class LocalTraining:
         metrics = self._times.result_metrics(trained, data, is_eager=bool(start.own_result))
         return OwnResult(file, ResultCommitment(work.step, work.attempt, file.sha256(), file.size_bytes, metrics))
 
-    def _begin(self, work: Work, part: RoundPart) -> None:
+    def _begin(self, work: RoundWork, part: RoundPart) -> None:
         self._times.observe(PartBegan(work.step, work.attempt, part))

@@ -21,7 +21,7 @@ from epochal.run_manager.context import ClientDependencies, FollowedConfig
 from epochal.run_manager.eager_training import EagerTraining
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.exchange import Exchange
-from epochal.run_manager.local_training import LocalTraining
+from epochal.run_manager.local_training import RoundTraining
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
@@ -293,7 +293,7 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     readiness = Readiness(session, keeper, data.provider, opening, observer)
     publisher = CheckpointPublisher(session, config, ground.spool, ground.worker)
     warmup = WarmupStep(session, config, readiness, keeper, opening, publisher, ground.worker, permissions)
-    local = LocalTraining(session.client_id, opening, data, replica.results, times)
+    local = RoundTraining(session.client_id, opening, data, replica.results, times)
     data_ahead = DataAhead(data, opening, rounds, session.client_id, group)
     eager = EagerTraining(session, rounds, local, keeper, replica.merger, data_ahead, group)
     training = TrainingStepMetadata(

@@ -18,7 +18,7 @@ import numpy as np
 
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.compiled import compiled
+from epochal.state.codecs.compiled import compiled
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError, InternalError
 from epochal.state.model.replica import Replica
@@ -265,7 +265,7 @@ def verify_arithmetic() -> None:
 
 
 def probe_bits() -> bytes:
-    """Return the bits of a merge of numbers of every kind, as `state/compiled.py` compares them."""
+    """Return the bits of a merge of numbers of every kind, as `state/codecs/compiled.py` compares them."""
     bits = np.arange(2 * _PROBED_VALUES, dtype=np.uint32) * np.uint32(2654435761)  # spread over all exponents
     values = np.where((bits >> 23) % 256 < 200, bits, bits & 0x807FFFFF).astype(np.uint32).view(np.float32)
     theta, velocity = values[:_PROBED_VALUES], values[_PROBED_VALUES:]

@@ -109,7 +109,7 @@ class Leases(Generic[W]):
             until_s = work.free_since_s + free_for_s if work.lease is None else work.lease.until_s
             if work.lease is None and (work.ended_leases >= MAX_LEASES or until_s <= now_s):
                 reason = f"{MAX_LEASES} leases ended" if work.ended_leases >= MAX_LEASES else "nobody took it in time"
-                log.warning(f"{self._kind}_taken_over", extra={**work.described, "reason": reason})
+                log.warning("lease_taken_over", extra={"of": self._kind, **work.described, "reason": reason})
                 return False
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, until_s - now_s)):
@@ -182,7 +182,7 @@ class Leases(Generic[W]):
         lease, now_s = work.lease, self._now_s()
         if lease is None or lease.until_s > now_s or work.is_done:
             return
-        log.warning(f"{self._kind}_lease_ended", extra={"worker": lease.worker, **work.described})
+        log.warning("lease_ended", extra={"of": self._kind, "worker": lease.worker, **work.described})
         work.lease, work.free_since_s = None, now_s
         work.ended_leases += 1
         work.changed.notify()

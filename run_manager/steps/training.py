@@ -15,7 +15,7 @@ from epochal.run_manager.context import FollowedConfig
 from epochal.run_manager.eager_training import EagerTraining
 from epochal.run_manager.events import PartBegan, RoundFailed
 from epochal.run_manager.exchange import Exchange
-from epochal.run_manager.local_training import Failure, LocalTraining, OwnResult, Start, Work
+from epochal.run_manager.local_training import Failure, OwnResult, RoundTraining, RoundWork, TrainingStart
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.keeper import ReplicaKeeper
@@ -59,7 +59,7 @@ class TrainingStepMetadata:
     config: FollowedConfig
     rounds: RoundViews
     readiness: Readiness
-    training: LocalTraining
+    training: RoundTraining
     eager: EagerTraining
     keeper: ReplicaKeeper
     results: OwnResults
@@ -87,7 +87,7 @@ class TrainingStepMetadata:
         client_id = self.session.client_id
         if client_id not in view.positions:
             self.readiness.owe()
-        mine = Work.of_round(document, self.config.state, view, client_id)
+        mine = RoundWork.of_round(document, self.config.state, view, client_id)
         found = await self.eager.take(mine)
         if not mine.assignments:
             return
@@ -102,11 +102,11 @@ class TrainingStepMetadata:
         await self.eager.begin(document, self.config.state, found)
         await self._publish(mine, found)
 
-    async def _replica(self, mine: Work) -> Start:
+    async def _replica(self, mine: RoundWork) -> TrainingStart:
         held = await self.keeper.at(mine.step - 1)
-        return Start(held.replica, held.digest)
+        return TrainingStart(held.replica, held.digest)
 
-    async def _publish(self, mine: Work, found: OwnResult) -> None:
+    async def _publish(self, mine: RoundWork, found: OwnResult) -> None:
         self.times.observe(PartBegan(mine.step, mine.attempt, "upload"))
         try:
             await self.exchange.publish(found.commitment, found.file)
@@ -119,12 +119,12 @@ class TrainingStepMetadata:
         else:
             self.times.delivered(found.commitment, total_batches(mine.assignments))
 
-    async def _report_failure(self, mine: Work, failed: Failure) -> None:
+    async def _report_failure(self, mine: RoundWork, failed: Failure) -> None:
         error = failed.error
         await self._report(mine, _kind_of(error), error.message, reported_failure(error), failed.batch_id)
 
     async def _report(
-        self, mine: Work, kind: FailureKind, reason: str, reported: str, batch_id: BatchId | None
+        self, mine: RoundWork, kind: FailureKind, reason: str, reported: str, batch_id: BatchId | None
     ) -> None:
         """Log the reason, and report the part of it that the coordinator may know."""
         name = mine.step, mine.attempt

@@ -22,7 +22,7 @@ from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.running_sum import running_sum
 from epochal.runtime.worker_thread import Worker
 from epochal.state.codecs.codec import Block
-from epochal.state.compiled import compiled, load
+from epochal.state.codecs.compiled import compiled, load
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, probe_bits, verify_arithmetic
 from epochal.state.model.replica import (

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.codecs.codec import LEAST_SCALE
+from epochal.state.codecs.compiled import compiled
 from epochal.state.codecs.record_codec import Bytes, RecordCodec
-from epochal.state.compiled import compiled
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import sum_of_squares
 

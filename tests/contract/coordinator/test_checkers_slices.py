@@ -210,8 +210,8 @@ async def test_slice_of_a_worker_that_dies_is_made_by_another(
             await attest(run, clients)
             await check_update(run.service, 1, REPLICA.layout)
             await said.all(1)
-    assert "slice_lease_ended" in caplog.messages
-    assert "slice_taken_over" not in caplog.messages
+    assert "lease_ended" in caplog.messages
+    assert "lease_taken_over" not in caplog.messages
 
 
 async def test_slice_is_the_coordinators_once_all_workers_died(
@@ -225,7 +225,7 @@ async def test_slice_is_the_coordinators_once_all_workers_died(
         await present(run, 1)
         await play(run, clients)
         await dying
-    assert "slice_taken_over" in caplog.messages
+    assert "lease_taken_over" in caplog.messages
 
 
 async def test_slice_that_comes_late_counts_for_nothing(
@@ -318,7 +318,7 @@ async def test_worker_without_room_gives_its_slice_back(
         await play(run, clients)
     assert said.lines == []
     assert "lease_given_back" in caplog.messages
-    assert "slice_taken_over" in caplog.messages
+    assert "lease_taken_over" in caplog.messages
 
 
 async def test_worker_that_cannot_read_gives_its_slice_back(
@@ -333,7 +333,7 @@ async def test_worker_that_cannot_read_gives_its_slice_back(
     async with workers(run, said):
         await play(run, clients)
     assert said.lines == []
-    assert "slice_taken_over" in caplog.messages
+    assert "lease_taken_over" in caplog.messages
 
 
 async def test_only_a_checkers_token_leases_slices(run: Served, clients: list[WireClient], coordinator: Served) -> None:

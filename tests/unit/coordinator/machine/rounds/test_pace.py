@@ -232,7 +232,7 @@ def test_time_of_an_applied_round_includes_its_witnessing() -> None:
     ).train_times == (1.0,)
 
 
-def test_update_that_comes_late_leaves_the_round_its_whole_time_and_blames_nobody() -> None:
+def test_update_that_comes_late_leaves_the_round_its_whole_time() -> None:
     driver = in_round(1, 2, config__total_steps=9)
     driver.makes_updates = False
     driver.play_round()
@@ -248,7 +248,7 @@ def test_update_that_comes_late_leaves_the_round_its_whole_time_and_blames_nobod
     assert all(member.conduct.last_miss for member in driver.run.members.by_id.values())
 
 
-def test_members_that_need_longer_than_most_of_the_work_are_waited_for_as_long_as_their_speeds_say() -> None:
+def test_members_that_need_longer_than_most_of_the_work_are_waited_for() -> None:
     """Two do most of the work in a third of the time that the other six need: none of these is late."""
     driver = in_round(*range(1, 9), config__init_min_clients=8, config__total_steps=40, **WIDE)
     fast = {client(1), client(2)}

@@ -109,7 +109,7 @@ def test_client_whose_last_result_did_not_count_may_not_start_from_it() -> None:
     assert {entry.client_id for entry in outcome.entries} == {client(1), client(2), client(3)}
 
 
-def test_member_that_leaves_between_is_not_waited_for_and_its_batches_return() -> None:
+def test_member_that_leaves_is_not_waited_for_and_its_batches_return() -> None:
     driver = ahead_of(5)
     before = driver.round
     driver.deliver_eager(*driver.workers())

@@ -1,4 +1,4 @@
-"""`state/compiled.py`: compiled loops compute the bits that NumPy computes, or are not used."""
+"""`state/codecs/compiled.py`: compiled loops compute the bits that NumPy computes, or are not used."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from epochal.state import compiled
+from epochal.state.codecs import compiled
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.merging import Diverged, OuterStep, merge, probe_bits, verify_arithmetic
