@@ -41,7 +41,7 @@ NOTES = (
     "slower, and then all times are divided by one number, so that a round takes about "
     f"{reference_rows.ROUND_S:g} s. Round trips are not divided: they weigh more here. There are no checkpoints. Where "
     "processors were busy, the row measured the machine.",
-    f"**B** has {len(speed_rows.MACHINES)} clients, all with `--share {speed_rows.CLAIM}` and `max_share = 1`; the "
+    f"**B** has {len(speed_rows.MACHINES)} clients, with `max_share = 1`; the "
     f"sum is that of their trainers' speeds. With equal shares (`max_share = 1/{len(speed_rows.MACHINES)}`) the "
     "slowest ones decide.",
     "**C** counts all that a client's relay passes to it, messages included. Rounds and memory are measured without "

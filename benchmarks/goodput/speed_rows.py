@@ -1,7 +1,7 @@
 """Machines of unlike speed behind unlike links, beside the sum of what each would train alone, and beside equal shares.
 
 The model, the links and the times are in proportion to those of a model of 25 M parameters (int4: 13 MB a result).
-Every client claims the same, as members do that do not know how fast they are beside the others.
+No client bounds what it takes: what each gets follows from how fast it delivers.
 """
 
 import tempfile
@@ -20,7 +20,6 @@ PARAMETERS = 25_000_000
 TIME_SCALE = 20.0
 MACHINES = ((1, 1000), (1, 19.3), (2, 139), (2, 10), (4, 518), (4, 37.3), (8, 72), (8, 268))
 """Speed and link (Mbit/s, both ways) of each client."""
-CLAIM = 8
 BATCHES = 240
 IDEAL_S = 3.0
 """Time of a round's training if all machines were busy all the time."""
@@ -42,7 +41,6 @@ def lines() -> list[Line]:
             up_bytes_per_s=mbit * 1e6 / 8 * scale,
             round_trip_s=ROUND_TRIP_S,
             batch_s=slowest_batch_s / speed,
-            arguments=("--share", str(CLAIM)),
         )
         for speed, mbit in MACHINES
     ]
@@ -73,7 +71,7 @@ def clients_text(line: Line) -> str:
     """Return a client as `epochal plan` takes it."""
     down, up = (rate * 8 / 1000 for rate in (line.down_bytes_per_s, line.up_bytes_per_s))
     trip_ms = line.round_trip_s * 1000
-    return f"1 x {down:.3f}kbit/{up:.3f}kbit {trip_ms:g}ms {SEQUENCE / line.batch_s:.3f} tokens/s {CLAIM} batches"
+    return f"1 x {down:.3f}kbit/{up:.3f}kbit {trip_ms:g}ms {SEQUENCE / line.batch_s:.3f} tokens/s"
 
 
 @dataclass(frozen=True, slots=True)

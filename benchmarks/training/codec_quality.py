@@ -96,16 +96,11 @@ class Row:
 
     @property
     def losses(self) -> list[float]:
-        """The final held-out losses; of `TRIED` those of the first seeds, as far as they are kept."""
+        """The final held-out losses; of what was tried, those of the first seeds that are kept."""
         runs = self.runs
-        if self.setting in TRIED:
+        if self.setting in (*TRIED, *UPDATES, *DELAYS):
             runs = list(takewhile(lambda run: run.kept() is not None, runs))
         return [run.result().loss for run in runs]
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether the result of every run is kept."""
-        return all(run.kept() is not None for run in self.runs)
 
 
 def shown() -> list[Setting]:
@@ -127,8 +122,8 @@ def bytes_a_parameter(codec: str) -> float:
 def measure() -> list[Figure]:
     """Return the final held-out losses, the mean of the seeds."""
     found = [_figure(setting) for setting in shown()]
-    found += [_update(one) for one in UPDATES if Row(one).is_measured]
-    return found + [_delay(one) for one in DELAYS if Row(one).is_measured]
+    found += [_update(one) for one in UPDATES if Row(one).losses]
+    return found + [_delay(one) for one in DELAYS if Row(one).losses]
 
 
 def plots() -> dict[str, str]:
@@ -162,16 +157,16 @@ def _figure(setting: Setting) -> Figure:
 
 
 def _update(setting: Setting) -> Figure:
-    row, exact = Row(setting), exact_of(setting)
+    row, exact = Row(setting), exact_of(setting).losses[: len(Row(setting).losses)]
     told = f"the exact mean of the same results, the same seeds; seed by seed {_shown(row.losses)}"
     name = f"{_short_name(setting)}, their mean as {setting.update}, {bytes_a_parameter(setting.update):.4g} bytes down"
-    return Figure(name, statistics.fmean(row.losses), UNIT, UPDATE_TARGET, statistics.fmean(exact.losses), told, DIGITS)
+    return Figure(name, statistics.fmean(row.losses), UNIT, UPDATE_TARGET, statistics.fmean(exact), told, DIGITS)
 
 
 def _delay(setting: Setting) -> Figure:
     row, without = Row(setting), Row(replace(setting, delay=0))
     told = f"without delay, the same seeds; seed by seed {_shown(row.losses)}"
-    name, mean = f"{_short_name(setting)}, delay = 1", statistics.fmean(without.losses)
+    name, mean = f"{_short_name(setting)}, delay = 1", statistics.fmean(without.losses[: len(row.losses)])
     return Figure(name, statistics.fmean(row.losses), UNIT, DELAY_TARGET, mean, told, DIGITS)
 
 

@@ -31,14 +31,14 @@ def document() -> dict[str, Any]:
         losses = Row(setting).losses
         rows.append(_row("codec", setting, losses, beside(setting).losses[: len(losses)]) | common)
     rows += [
-        _row("update", setting, Row(setting).losses, exact_of(setting).losses) | common
+        _row("update", setting, losses, exact_of(setting).losses[: len(losses)]) | common
         for setting in UPDATES
-        if Row(setting).is_measured
+        if (losses := Row(setting).losses)
     ]
     rows += [
-        _row("delay", setting, Row(setting).losses, Row(replace(setting, delay=0)).losses) | common
+        _row("delay", setting, losses, Row(replace(setting, delay=0)).losses[: len(losses)]) | common
         for setting in DELAYS
-        if Row(setting).is_measured
+        if (losses := Row(setting).losses)
     ]
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 

@@ -10,7 +10,7 @@ from epochal.tools.quality import DATA, MEASURED, Measured
 from tests.support.heavy import need_module
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = {"local_steps": "benchmarks-quality.md", "codec": "benchmarks-codecs.md", "update": "benchmarks-codecs.md"}
+PAGES = {"local_steps": "benchmarks-quality.md"} | dict.fromkeys(("codec", "update", "delay"), "benchmarks-codecs.md")
 
 
 def test_file_is_what_the_bench_writes() -> None:

@@ -75,7 +75,7 @@ def test_sparse_is_a_choice_below_the_limit_alone() -> None:
 
 
 def test_loss_of_a_run_is_that_of_its_rounds_and_its_codec() -> None:
-    steps, dense = loss_of_local_steps(30), MergeConfig(local_steps=30)
+    steps, dense = loss_of_local_steps(30), MergeConfig(local_steps=30, update="exact")
     assert loss_beside_one_machine(dense) == pytest.approx(steps)
     best, same = best_of_codec("sparse", 30), best_of_codec("int4", 30)
     assert best is not None
