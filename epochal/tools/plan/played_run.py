@@ -20,7 +20,7 @@ from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_di
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef
+from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.blob_messages import CheckVerdict
@@ -177,6 +177,10 @@ class PlayedRun:
                     results = [self._stages[one].delivered.verified_s for one in before.round.results.verified]
                     self._published_s = self.model.published_s(max(results, default=self.now_s), self.now_s)
                     self.rounds.append(PlayedRound(instruction.step, self._started_s, self.now_s, *ended))
+                    if instruction.outcome is not None:
+                        step, size = instruction.step, self.model.sizes.result_bytes
+                        update = UpdateRef(step, _digest(f"update {step}"), size, _digest(f"replica {step}"))
+                        self._at(self._published_s, stimuli.UpdateMade(update))
                 case _:
                     pass
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.parts.round import RoundNumber
 from epochal.coordinator.machine.run import Run, new_run
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef
+from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.intervals import total_batches
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import Attestation, Capabilities, ReadyReport, ResultCommitment, ResultMetrics
@@ -106,8 +107,14 @@ class TimedMembers:
         """Tell the machine what happened now."""
         seed = Seed(_digest(f"seed {next(self._numbers)}"))
         stamped = stimuli.Stamped(stimulus, self.now_s, seed)
-        self.run, _ = handle(self.run, stamped)
+        self.run, instructions = handle(self.run, stamped)
         self.journal.append(stamped)
+        for told in instructions:
+            if isinstance(told, OutcomeDecided) and told.outcome is not None:
+                step = told.step
+                self.send(
+                    stimuli.UpdateMade(UpdateRef(step, _digest(f"update {step}"), 10, _digest(f"replica {step}")))
+                )
 
     def pass_time(self, seconds: float = TICK_S) -> None:
         """Let time pass."""
