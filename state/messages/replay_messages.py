@@ -1,0 +1,105 @@
+"""Messages about replays: a result that a verifier computes again, and how far apart the two are.
+
+`docs/rest-api.md` says who sends which, `docs/verification.md` how they are judged.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from epochal.state.documents import Count, HexBlake3, HexId, HexSha256
+from epochal.state.intervals import BatchId
+from epochal.state.messages.blob_messages import Lease
+from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.wire_document import WireDocument
+
+MAX_DISTANCES = 64
+"""Maximum number of distances in one report of a calibration."""
+
+ComputedClass = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,16}/[a-z0-9_.-]{1,32}$")]
+"""How something was computed: precision and kind of device, such as `float32/cpu` or `bf16/nvidia-h100`."""
+Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedReplay(WireDocument):
+    """A result that is leased to a verifier, which computes it again.
+
+    Attributes:
+        lease: names the lease.
+        expires_in_s: seconds after which it goes to somebody else unless the lease is renewed.
+        step, attempt: the round.
+        work_sha256: digest of the round's work list.
+        assignment: the client's batches.
+        result_sha256, size_bytes: of the result.
+        replica_digest: of replica `step − 1`, on which the round agreed.
+        wanted: the class in which it is to be computed, if the verifier can; None for the verifier's own.
+    """
+
+    lease: Lease
+    expires_in_s: float
+    step: Count
+    attempt: Count
+    client_id: HexId
+    work_sha256: HexSha256
+    assignment: tuple[BatchId, ...]
+    result_sha256: HexSha256
+    size_bytes: Count
+    replica_digest: HexBlake3
+    wanted: ComputedClass | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport(WireDocument):
+    """How far a result is from its replay (`state/replay_distance.py`).
+
+    Attributes:
+        step, client_id, result_sha256: of the result.
+        excess: how much farther apart they are than the codec explains, as a part of the replay's length.
+        norm_ratio: the result's length as a multiple of the replay's.
+        cosine: of the angle between them.
+        result_class: how the result was computed, as its header says.
+        replay_class: how the replay was.
+        took_ms: milliseconds that the replay took.
+    """
+
+    step: Count
+    client_id: HexId
+    result_sha256: HexSha256
+    excess: Distance
+    norm_ratio: Distance
+    cosine: Annotated[float, Field(ge=-1.001, le=1.001)]
+    result_class: ComputedClass
+    replay_class: ComputedClass
+    took_ms: Count
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFailure(WireDocument):
+    """Why a verifier cannot compute a result again.
+
+    Attributes:
+        kind: its data could not be read, the replica could not be built, or the trainer failed.
+    """
+
+    step: Count
+    client_id: HexId
+    kind: Literal["data", "replica", "trainer"]
+    message: Annotated[str, Field(max_length=MAX_MESSAGE_CHARS)]
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationReport(WireDocument):
+    """Distances between honest repetitions of the same work, by the operator's own machines.
+
+    Attributes:
+        result_class, replay_class: how the two of each pair were computed.
+        local_steps: of the rounds that were repeated.
+        distances: excess distances, one of each pair.
+    """
+
+    result_class: ComputedClass
+    replay_class: ComputedClass
+    local_steps: Annotated[int, Field(ge=1)]
+    distances: Annotated[tuple[Distance, ...], Field(min_length=1, max_length=MAX_DISTANCES)]
