@@ -7,9 +7,9 @@ from itertools import takewhile
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
+from epochal.coordinator.machine.parts.conduct import NEWCOMER
 from epochal.coordinator.machine.parts.member import NOT_READY, Joining, Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
-from epochal.coordinator.machine.parts.reliability import NEWCOMER
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.run import Handled, Run

@@ -16,7 +16,7 @@ from epochal.coordinator.machine.pace import with_pace
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_models import RunModels
-from epochal.coordinator.machine.round_reliability import with_conduct
+from epochal.coordinator.machine.round_conduct import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.machine.work import promised_after

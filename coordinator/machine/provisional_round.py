@@ -13,8 +13,8 @@ compares the two.
 from dataclasses import replace
 
 from epochal.coordinator.machine.outcomes import settle_work
+from epochal.coordinator.machine.parts.conduct import earned_by
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
-from epochal.coordinator.machine.parts.reliability import earned_by
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import DEPARTED

@@ -12,7 +12,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
-from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.coordinator.machine.parts.conduct import Conduct
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.provisional_round import complete_look
 from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
