@@ -225,7 +225,7 @@ def _expecting(run: Run) -> Run:
 def _advance(run: Run, seed: Seed) -> Handled:
     instructions: tuple[Instruction, ...] = ()
     for number in range(MAX_MOVES_PER_STIMULUS):
-        move = decide(run, _derived_seed(seed, "replays", number))
+        move = decide(run, seed)
         if move is None:
             return run, instructions
         before, phase = run.clock.phase, destination(run.clock.phase, move.trigger)

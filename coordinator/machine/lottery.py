@@ -84,7 +84,7 @@ def _drawn(
     awaiting = members.verification.awaiting()
     clients = (*(entry.client_id for entry in outcome.entries), *sorted(exams))
     committed = sorted(bound[one].result_sha256 for one in clients)
-    lot = hashlib.sha256(b"".join(map(bytes.fromhex, (seed, *committed)))).digest()
+    lot = hashlib.sha256(b"replays\x00" + b"".join(map(bytes.fromhex, (seed, *committed)))).digest()
     for client_id in clients:
         report, trust = bound[client_id], members.trust_of(client_id)
         number = hashlib.sha256(lot + bytes.fromhex(report.result_sha256)).digest()

@@ -108,7 +108,9 @@ def check_join(members: RunMembers, state_file: StateFile, event: ClientJoined, 
             "install the version of Epochal that the coordinator has",
         )
     if event.client_id in members.ejected:
-        raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
+        figures = members.verification.convicted.get(event.client_id)
+        why = "" if figures is None else f": {figures}"
+        raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run{why}")
     denied = _denial(members, state_file.access, event, now_s)
     if denied is not None:
         raise Refused(Refusal.ACCESS_DENIED, denied)

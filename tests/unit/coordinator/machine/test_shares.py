@@ -52,20 +52,18 @@ def shortest(clients: list[tuple[int, int, int]], total: int) -> int:
     return end
 
 
-def shares_of(clients: list[Sharing], total: int) -> list[int]:
-    return [entry.share for entry in shared_roster(clients, total, PARTS, 7, SEED).clients]
-
-
 def test_client_on_probation_has_the_part_of_an_equal_one_that_it_has_earned() -> None:
     clients = [sharing(number, last=20)._replace(trusted=trusted) for number, trusted in enumerate((19, 19, 19, 10))]
-    shares = shares_of(clients, 80)
+    shares = shares_of(roster_of(*clients, total=80))
     assert shares[3] == 20 * 10 // 19
     assert sum(shares) == 80
 
 
 def test_nobody_is_on_probation_where_all_have_earned_alike() -> None:
     alike = [sharing(number, batch_us=1000 * (1 + number))._replace(trusted=3) for number in range(4)]
-    assert shares_of(alike, 40) == shares_of([one._replace(trusted=0) for one in alike], 40)
+    assert shares_of(roster_of(*alike, total=40)) == shares_of(
+        roster_of(*(one._replace(trusted=0) for one in alike), total=40)
+    )
 
 
 @given(new=st.integers(1, 200), old=st.integers(1, 8), total=st.integers(2, 300), earned=st.integers(0, 9))
@@ -75,7 +73,7 @@ def test_keys_that_have_earned_little_have_a_quarter_together_however_many(
     clients = [
         sharing(number, last=100)._replace(trusted=19 if number < old else earned) for number in range(old + new)
     ]
-    shares = shares_of(clients, total)
+    shares = shares_of(roster_of(*clients, total=total))
     assert sum(shares) == total
     assert sum(shares[old:]) <= max(1, total // 4)
 
