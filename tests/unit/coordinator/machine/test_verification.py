@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochal.coordinator.insight.event_log import log_event
+from epochal.coordinator.insight.figures import EXAM
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import (
     Convicted,
@@ -151,6 +152,8 @@ def test_first_result_of_a_new_key_counts_for_nothing_and_is_kept_for_its_replay
     assert len(applied(driver)) == 3
     (exam,) = open_of(driver, newcomer)
     assert (exam.why, exam.step, exam.assignment) == ("exam", 3, work)
+    (shown,) = (one for one in driver.projection().details[-1].clients if one.client_id == newcomer)
+    assert shown.detail == EXAM
     assert driver.run.members.by_id[newcomer].conduct.is_good
     assert exam.result_sha256 in blobs_needed(driver.run)
     assert exam.result_sha256 in {blob.sha256 for blob in blobs_kept(driver.run)}
@@ -199,6 +202,14 @@ def test_replay_that_nobody_makes_in_time_is_dropped() -> None:
     assert driver.run.members.verification.counts.dropped == len(dropped.replays)
     with refused("stale-round"):
         report(driver, dropped.replays[0], HONEST)
+
+
+def test_nothing_stays_open_once_an_edit_ends_verification() -> None:
+    driver, _ = with_newcomer()
+    driver.send(stimuli.ConfigChanged(driver.run.state_file.model_copy(update={"verify": None})))
+    play(driver)
+    assert open_of(driver) == []
+    assert not driver.run.members.verification.known
 
 
 def test_replay_of_a_replica_that_cannot_be_built_any_more_is_dropped() -> None:
