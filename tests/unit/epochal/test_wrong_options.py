@@ -19,7 +19,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("EPOCHAL_ADMIN_TOKEN", raising=False)
     (tmp_path / "file").touch()
     (tmp_path / "state.toml").write_text(state_text())
-    (tmp_path / "unsupported.toml").write_text(state_text(config__verification_percent=5))
+    (tmp_path / "unsupported.toml").write_text(state_text(model__LLM__architecture="Torchtitan"))
     (tmp_path / "hub.toml").write_text(state_text(model__LLM__checkpoint={"Hub": {"repo_id": "a/b"}}))
     return tmp_path
 
@@ -116,6 +116,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("data-server", "data.toml", "--coordinator", "http://127.0.0.1:9", "--token", ""), "--token is not a token"),
         (("pause", "http://127.0.0.1:9", "--admin-token", "ü"), "not an admin token"),
         (("eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
+        (("absolve", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
     ],
 )
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:
