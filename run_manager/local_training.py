@@ -149,10 +149,10 @@ class RoundTraining:
         if failure is not None:
             return Failure(failure, failure.context.get("batch_id", batches.failed_batch))
         data = None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
-        return await self._encoded(work, trained, start, data)
+        return await self._encoded(work, trained, trainer.computed, start, data)
 
     async def _encoded(
-        self, work: RoundWork, trained: TrainedRound, start: TrainingStart, data: DataMetrics | None
+        self, work: RoundWork, trained: TrainedRound, computed: str, start: TrainingStart, data: DataMetrics | None
     ) -> OwnResult:
         self._begin(work, "encode")
         header = ResultHeader(
@@ -164,6 +164,7 @@ class RoundTraining:
             replica_digest=start.digest,
             codec=work.state.merge.codec_name,
             start=start.own_result,
+            computed=computed,
         )
         file = await self._results.encoded(header, work.document.lineage, trained.difference, work.state.merge.max_abs)
         metrics = self._times.result_metrics(trained, data, is_eager=bool(start.own_result))
