@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from epochal.batching.packing.packed_batches import AssignedBatches
-from epochal.batching.round_plan import RoundPlan, plan_round
+from epochal.batching.round_plan import RoundPlan, plan_of
 from epochal.run_manager.client_round_times import RoundTimes, data_metrics
 from epochal.run_manager.events import PartBegan, RoundPart
 from epochal.run_manager.own_results import OwnResults
@@ -26,7 +26,6 @@ from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.model.replica import Replica
 from epochal.state.results import ResultHeader
-from epochal.state.schedule import InnerSchedule
 from epochal.state.wire import Blake3, ClientId, Sha256
 from epochal.trainers.protocol import TrainedRound
 
@@ -63,10 +62,7 @@ class RoundWork:
 
     def plan(self) -> RoundPlan:
         """Return this client's local steps."""
-        state, llm = self.state, self.state.model.LLM
-        cold_start = llm.cold_start_warmup_steps, self.document.cold_start_step
-        schedule = InnerSchedule(llm.lr_schedule, state.merge.local_steps, *cold_start)
-        return plan_round(self.step, self.assignments, state.config.data_indices_per_batch, schedule)
+        return plan_of(self.state, self.step, self.assignments, self.document.cold_start_step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -50,7 +50,7 @@ class RecordCodec(ABC):
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
         """Decode records into `out`, (groups, width)."""
 
-    def steps_of(self, records: Bytes) -> Float32Array:
+    def steps_of(self, records: Bytes) -> Float32Array:  # noqa: ARG002 (a subclass uses it)
         """Return the distance between neighbouring values that each record can hold, (groups,). Not every codec has."""
         raise InternalError(f"codec {self.name} has no steps")
 
