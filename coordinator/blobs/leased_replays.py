@@ -11,9 +11,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 from epochal.coordinator.blobs.leases import LEASE_S, PRESENT_FOR_S, Lease, Leases, Work
 from epochal.coordinator.machine.parts.verification import MAX_VERIFIERS, REPORTS_TO_CONVICT, OpenReplay, ReplayKey
+from epochal.coordinator.machine.run import Run
+from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.errors import Refused
 from epochal.state.messages.replay_messages import LeasedReplay
 from epochal.state.refusals import Refusal
@@ -61,6 +64,18 @@ class LeasedReplays:
         self._now_s = now_s
         self._open_replays = open_replays
         self._verifiers: dict[str, _Verifier] = {}
+
+    @classmethod
+    def of(cls, service: CoordinatorService) -> Self:
+        """Return the replays of a service's run; who waits is woken when others are open."""
+        found = cls(service.now_s, lambda: service.run.members.verification.open.values())
+
+        def watch(before: Run, run: Run) -> None:
+            if run.members.verification.open is not before.members.verification.open:
+                found.offer()
+
+        service.readers.on_change(watch)
+        return found
 
     @property
     def verifier_count(self) -> int:
