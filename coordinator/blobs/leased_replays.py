@@ -1,10 +1,10 @@
 """Replays of results, carried out by verifiers by lease (`epochal verifier`).
 
-Which results are to be replayed, and what follows from a report, the machine decides
-(`coordinator/machine/verification.py`). Here is only who does which: the oldest round first, a result by as many
-verifiers at a time as reports are wanted, each of them once; and one about which a report is doubted by another
-verifier, if one is present. Nothing waits for a verifier: what nobody replays in time is dropped by the machine, and
-until then a lease may be renewed.
+Which results are to be replayed by whom, and what follows from a report, the machine decides
+(`coordinator/machine/parts/verification.py`). Here is only who does which now: a result is computed by as many
+verifiers at a time as reports are missing, each of them once, and one that a verifier disputes by others that are
+present. Nothing waits for a verifier: what nobody replays in time is dropped by the machine, and until then a lease may
+be renewed.
 """
 
 import math
@@ -57,21 +57,27 @@ class LeasedReplays:
 
     Args:
         now_s: seconds on the run's clock.
-        open_replays: returns those that the run waits for now.
+        due: returns what a verifier of this name is to compute again, the most urgent first.
     """
 
-    def __init__(self, now_s: Callable[[], float], open_replays: Callable[[], Iterable[OpenReplay]]) -> None:
+    def __init__(self, now_s: Callable[[], float], due: Callable[[str], Iterable[OpenReplay]]) -> None:
         self._now_s = now_s
-        self._open_replays = open_replays
+        self._due = due
         self._verifiers: dict[str, _Verifier] = {}
 
     @classmethod
     def of(cls, service: CoordinatorService) -> Self:
         """Return the replays of a service's run; who waits is woken when others are open."""
-        found = cls(service.now_s, lambda: service.run.members.verification.open.values())
+
+        def due(verifier: str) -> Iterable[OpenReplay]:
+            run = service.run
+            verify = run.state_file.verify
+            return () if verify is None else run.members.verification.due(verifier, run.progress.step, verify.within)
+
+        found = cls(service.now_s, due)
 
         def watch(before: Run, run: Run) -> None:
-            if run.members.verification.open is not before.members.verification.open:
+            if run.members.verification is not before.members.verification:
                 found.offer()
 
         service.readers.on_change(watch)
@@ -88,7 +94,7 @@ class LeasedReplays:
             verifier.leases.offer()
 
     async def lease(self, name: str, wait_s: float) -> LeasedReplay | None:
-        """Return the oldest replay that a verifier may have, leased to it; None if there is none within `wait_s`.
+        """Return the most urgent replay that a verifier may have, leased; None if there is none within `wait_s`.
 
         Args:
             name: of the verifier.
@@ -149,8 +155,8 @@ class LeasedReplays:
         return self._now_s() <= verifier.heard_s + PRESENT_FOR_S
 
     def _works_of(self, verifier: _Verifier) -> list[_Replay]:
-        """Return the replays of which a verifier's report is wanted, the oldest first."""
-        wanted = {one.key: one for one in self._open_replays() if one.wants(verifier.name)}
+        """Return the replays of which a verifier's report is wanted, the most urgent first."""
+        wanted = {one.key: one for one in self._due(verifier.name)}
         for key, work in list(verifier.works.items()):
             if key not in wanted or wanted[key].result_sha256 != work.replay.result_sha256:
                 verifier.works.pop(key).end()
@@ -161,7 +167,8 @@ class LeasedReplays:
                 verifier.works[key] = _Replay(replay=replay, may_begin=may_begin, free_since_s=since_s)
             else:
                 work.replay = replay
-        return sorted(verifier.works.values(), key=lambda work: (work.ended_leases, work.replay.step))
+        # One that ends the process that computes it must not keep the others from being computed.
+        return sorted((verifier.works[key] for key in wanted), key=lambda work: work.ended_leases)
 
     def _may_begin(self, verifier: _Verifier, replay: OpenReplay) -> bool:
         """Return whether a verifier may begin: not while enough others are at it, or others are there to judge."""

@@ -1,13 +1,14 @@
 """Leases of replays, in virtual time: which verifier computes which result again."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.blobs.leases import LEASE_S, PRESENT_FOR_S
-from epochal.coordinator.machine.parts.verification import MAX_VERIFIERS, OpenReplay, Reported
+from epochal.coordinator.machine.parts.verification import MAX_VERIFIERS, OpenReplay, Reported, Verification
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId
 from epochal.state.messages.replay_messages import LeasedReplay, ReplayReport
@@ -37,7 +38,10 @@ class Run:
 
     def __init__(self, *replays: OpenReplay) -> None:
         self.open = list(replays)
-        self.replays = LeasedReplays(now_s, lambda: self.open)
+        self.replays = LeasedReplays(now_s, self.due)
+
+    def due(self, verifier: str) -> Iterator[OpenReplay]:
+        return Verification({one.key: one for one in self.open}).due(verifier, 10, 8)
 
     async def lease(self, verifier: str, wait_s: float = 0.0) -> LeasedReplay | None:
         return await self.replays.lease(verifier, wait_s)
@@ -53,7 +57,7 @@ def refused(found: pytest.ExceptionInfo[Refused]) -> Refusal:
 
 @in_virtual_time
 async def test_oldest_goes_first_and_each_to_one_verifier_only() -> None:
-    run = Run(replay_of(7), replay_of(5), replay_of(6))
+    run = Run(replay_of(5), replay_of(6), replay_of(7))
     assert [await run.leased_step(name) for name in ("one", "two", "one", "two")] == [5, 6, 7, None]
     assert run.replays.verifier_count == 2
 
