@@ -80,7 +80,7 @@ class CoordinatorClient:
 
     Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
     `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is not that of a coordinator. `pause`,
-    `resume`, `eject`, `put_genesis`, `release` and `record_evaluation` need the admin token.
+    `resume`, `eject`, `absolve`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str, reach: Reach | None = None) -> None:
@@ -249,6 +249,10 @@ class CoordinatorClient:
 
     async def eject(self, client_id: ClientId) -> None:
         await self._request("POST", f"/clients/{client_id}/eject")
+
+    async def absolve(self, client_id: ClientId) -> None:
+        """Let a convicted client join again, or end that each result of a member is computed again."""
+        await self._request("POST", f"/clients/{client_id}/absolve")
 
     async def put_genesis(self, sha256: Sha256, body: "FileBody") -> CheckpointRef:
         """Deliver the run's first checkpoint; return its reference, as the coordinator computed it."""

@@ -1,4 +1,4 @@
-"""Routes for the coordinator's operator: status, pause, resume, eject, quarantine, health."""
+"""Routes for the coordinator's operator: status, pause, resume, eject, absolve, quarantine, health."""
 
 from collections.abc import Callable, Iterable
 
@@ -108,6 +108,11 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
     @router.post(f"{RUN}/clients/{{client_id}}/eject", summary="Remove a client", status_code=204)
     async def eject(client_id: str) -> Response:
         await handlers.submit(stimuli.ClientEjected(ClientId(client_id)))
+        return Response(status_code=204)
+
+    @router.post(f"{RUN}/clients/{{client_id}}/absolve", summary="Let a convicted client join again", status_code=204)
+    async def absolve(client_id: str) -> Response:
+        await handlers.submit(stimuli.ClientAbsolved(ClientId(client_id)))
         return Response(status_code=204)
 
     @router.post(f"{RUN}/tokens/data-server", summary="A new token for a data server", response_model=DataServerToken)

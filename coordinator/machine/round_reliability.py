@@ -30,7 +30,11 @@ from epochal.state.wire import Blake3, ClientId
 
 
 def with_conduct(
-    run: Run, current: Round, applied: frozenset[ClientId], agreed: Blake3 | None, exams: frozenset[ClientId]
+    run: Run,
+    current: Round,
+    applied: frozenset[ClientId],
+    agreed: Blake3 | None,
+    exams: frozenset[ClientId] = frozenset(),
 ) -> tuple[RunMembers, tuple[SentToRest, ...]]:
     """Return the members with the conduct and speed of everyone in the round that ends now, and who is sent to rest.
 

@@ -153,7 +153,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     if report.result_sha256 != task.result_sha256:
         raise Refused(Refusal.NOT_FOUND, f"the result of client {report.client_id} is {task.result_sha256}")
     assert run.state_file.verify is not None
-    has_others = verification.has_others(name, run.progress.step, run.state_file.verify.within)
+    has_others = verification.is_for_others(task, name, run.progress.step, run.state_file.verify.within)
     for one in task.reports:
         if one.verifier == name and one.report == report:
             return run, ()

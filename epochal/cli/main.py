@@ -60,6 +60,9 @@ COMMANDS = {
     "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
     "operate.invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
     "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
+    "operate.status:absolve": (
+        "Let a client join again that replays had convicted, or trust one again of which each result is replayed."
+    ),
     "operate.notify:notify": (
         "Send a test message to each address of a state file, and show what each answers (exit code 1 if one fails)."
     ),

@@ -94,9 +94,13 @@ class OpenReplay:
         """Whether a report was above its tolerance, so that others are asked for."""
         return any(one.ratio > 1 for one in self.reports)
 
+    def is_new_to(self, verifier: str) -> bool:
+        """Return whether this verifier has not reported it."""
+        return all(one.verifier != verifier for one in self.reports)
+
     def wants(self, verifier: str) -> bool:
         """Return whether a report of this verifier is of use; if there are others, theirs is of more."""
-        return self.is_disputed or all(one.verifier != verifier for one in self.reports)
+        return self.is_disputed or self.is_new_to(verifier)
 
     def wanted_class(self, verifier: str) -> str | None:
         """Return the class in which this verifier is to compute it, if it can; None for its own.
@@ -253,10 +257,17 @@ class Verification(WireDocument):
         """Return the results that must stay for replays."""
         return frozenset(one.result_sha256 for one in (*self.open.values(), *self.known))
 
-    def has_others(self, verifier: str, step: int, within: int) -> bool:
-        """Whether another verifier was heard in the last rounds before a step."""
+    def is_for_others(self, replay: OpenReplay, verifier: str, step: int, within: int) -> bool:
+        """Return whether a verifier that was heard in the last rounds, another one, has not reported on a replay yet.
+
+        Args:
+            replay: an open one.
+            verifier: the name of this one.
+            step: of the run.
+            within: `verify.within`.
+        """
         return any(
-            name != verifier and not one.is_refused and step - one.heard_step <= within
+            name != verifier and not one.is_refused and step - one.heard_step <= within and replay.is_new_to(name)
             for name, one in self.verifiers.items()
         )
 
@@ -269,8 +280,8 @@ class Verification(WireDocument):
     def due(self, verifier: str, step: int, within: int) -> Iterator[OpenReplay]:
         """Yield what a verifier is to compute again, the most urgent first.
 
-        First what tests it, then disputed results, then others, the oldest first. Of the disputed ones that it has
-        reported it gets those last, and none where another verifier was heard in the last rounds.
+        First what tests it, then disputed results, then others, the oldest first. A disputed one that it has reported
+        itself is for others, where one was heard in the last rounds that has not.
 
         Args:
             verifier: its name.
@@ -284,10 +295,10 @@ class Verification(WireDocument):
         if test is not None:
             yield test
         wanted = [one for one in self.open.values() if one.wants(verifier)]
-        again = [one for one in wanted if any(of.verifier == verifier for of in one.reports)]
-        yield from (one for one in wanted if one.reports and one not in again)
+        for one in wanted:
+            if one.reports and (one.is_new_to(verifier) or not self.is_for_others(one, verifier, step, within)):
+                yield one
         yield from (one for one in wanted if not one.reports)
-        yield from () if self.has_others(verifier, step, within) else again
 
     def with_trust(self, client_id: ClientId, trust: Trust) -> "Verification":
         """Return it with the trust in a client that has left remembered, if there is any or it is flagged."""
