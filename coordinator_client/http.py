@@ -37,6 +37,13 @@ from epochal.state.messages.blob_messages import (
 )
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationHistory, EvaluationReport
+from epochal.state.messages.replay_messages import (
+    CalibrationReport,
+    LeasedReplay,
+    ReplayFailure,
+    ReplayReport,
+    VerifierToken,
+)
 from epochal.state.messages.requests import (
     REPORT_PATHS,
     Challenge,
@@ -295,6 +302,38 @@ class CoordinatorClient:
     async def give_back_check(self, lease: str) -> None:
         """Let somebody else carry out a leased check."""
         await self._request("DELETE", f"/checks/{lease}")
+
+    async def verifier_token(self) -> VerifierToken:
+        return await self._fetch(VerifierToken, "POST", "/tokens/verifier")
+
+    async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
+        """Return a result to compute again, leased; None if none comes within `wait_s`.
+
+        This and the next five need a verifier's token.
+        """
+        answer = await self._request("POST", "/replays", params={"wait_s": wait_s}, wait_s=wait_s)
+        is_none = answer.status_code == httpx.codes.NO_CONTENT
+        return None if is_none else parse_document(LeasedReplay, answer.content)
+
+    async def renew_replay(self, lease: str) -> LeasedReplay:
+        """Go on with a leased replay."""
+        return await self._fetch(LeasedReplay, "POST", f"/replays/{lease}/renewal")
+
+    async def give_back_replay(self, lease: str) -> None:
+        """Let somebody else compute a leased result again."""
+        await self._request("DELETE", f"/replays/{lease}")
+
+    async def report_replay(self, report: ReplayReport) -> None:
+        """Report how far a result is from its replay, also after the lease."""
+        await self._request("POST", "/replays/reports", message=report)
+
+    async def report_failed_replay(self, failure: ReplayFailure) -> None:
+        """Report why a result cannot be computed again."""
+        await self._request("POST", "/replays/failures", message=failure)
+
+    async def report_calibration(self, report: CalibrationReport) -> None:
+        """Report distances between honest repetitions."""
+        await self._request("POST", "/calibrations", message=report)
 
     async def lease_slice(self, worker: str, wait_s: float) -> LeasedSlice | None:
         """Return a slice of the update to make, leased; None if there is none within `wait_s`.

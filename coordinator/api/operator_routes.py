@@ -19,6 +19,7 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckerToken
 from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
+from epochal.state.messages.replay_messages import VerifierToken
 from epochal.state.messages.requests import (
     DataServerToken,
     FailedData,
@@ -121,6 +122,10 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
     @router.post(f"{RUN}/tokens/checker", summary="A new token for a checker", response_model=CheckerToken)
     async def checker_token() -> Response:
         return document_response(CheckerToken(handlers.tokens.checker_token(handlers.service.now_s())))
+
+    @router.post(f"{RUN}/tokens/verifier", summary="A new token for a verifier", response_model=VerifierToken)
+    async def verifier_token() -> Response:
+        return document_response(VerifierToken(handlers.tokens.verifier_token(handlers.service.now_s())))
 
     @router.post(
         f"{RUN}/quarantine/release",

@@ -40,6 +40,7 @@ COMMANDS = {
     "serve.checker:checker": (
         "Check results that arrive in a run's object store and add them up, so that the coordinator need not read them."
     ),
+    "serve.verifier:verifier": "Compute results of a run's members again, and report how far apart the two are.",
     "serve.client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
@@ -129,6 +130,9 @@ TOKEN_COMMANDS = {
     ),
     "operate.token:checker": (
         "Print a token for `epochal checker --token`; a coordinator's address needs the admin token."
+    ),
+    "operate.token:verifier": (
+        "Print a token for `epochal verifier --token`; a coordinator's address needs the admin token."
     ),
 }
 
