@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,10 +11,13 @@ import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
-from epochal.coordinator.proof.audit import audit_store
+from epochal.coordinator.proof.audit import AuditReport, audit_store
+from epochal.coordinator.proof.publication import fetch
+from epochal.coordinator.store.published_files import FolderFiles
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import EpochalError, InvalidInput
+from epochal.tools.published_place import is_bucket, published_files
 from epochal.view.check_report import print_checks
 
 
@@ -38,8 +42,11 @@ def audit(
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
-    """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."""
-    report = asyncio.run(audit_store(store, recompute=recompute))
+    """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1).
+
+    STORE may also be a published run: a folder, or the URL of a bucket's, which is fetched to a temporary folder.
+    """
+    report = asyncio.run(_audited(store, recompute=recompute))
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
     else:
@@ -51,6 +58,14 @@ def audit(
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
     raise typer.Exit(0 if report.passed else 1)
+
+
+async def _audited(store: str, *, recompute: bool) -> AuditReport:
+    if not is_bucket(store):
+        return await audit_store(store, recompute=recompute)
+    with tempfile.TemporaryDirectory(prefix="epochal-audit-") as folder:
+        await fetch(published_files(store, is_public=True), FolderFiles(Path(folder)))
+        return await audit_store(folder, recompute=recompute)
 
 
 async def _recorded(store: str, token: str | None, tls_ca: Path | None, fields: dict[str, Any]) -> str:
