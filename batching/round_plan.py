@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InternalError
 from epochal.state.intervals import BatchId
 from epochal.state.schedule import InnerSchedule
@@ -53,6 +54,13 @@ def plan_round(
     sequence_count = _sequence_count(assignment, data_indices_per_batch)
     rates = tuple(schedule.rate(step, i) for i in range(min(schedule.local_steps, sequence_count)))
     return RoundPlan(step, assignment, data_indices_per_batch, rates)
+
+
+def plan_of(state: StateFile, step: int, assignment: tuple[BatchId, ...], cold_start_step: int | None) -> RoundPlan:
+    """Return the plan for a round as the run's state file has it; `cold_start_step` is that of its run document."""
+    llm = state.model.LLM
+    schedule = InnerSchedule(llm.lr_schedule, state.merge.local_steps, llm.cold_start_warmup_steps, cold_start_step)
+    return plan_round(step, assignment, state.config.data_indices_per_batch, schedule)
 
 
 def _sequence_count(assignment: tuple[BatchId, ...], data_indices_per_batch: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from epochal.coordinator.auth.admin import OPERATOR, AdminToken
+from epochal.coordinator.auth.admin import OPERATOR, VERIFIER, AdminToken
 from epochal.coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from epochal.coordinator.auth.request_rates import MessageRates
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
@@ -16,6 +16,7 @@ from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
 from epochal.coordinator.blobs.inline_results import take_with_commitment
 from epochal.coordinator.blobs.intake import Intake
+from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.insight.read_side import ReadSide
@@ -23,6 +24,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
 from epochal.coordinator.machine.membership import check_join
 from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.verification import replay_key
 from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
@@ -34,6 +36,7 @@ from epochal.state.errors import Refused
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
 from epochal.state.messages.evaluation_reports import EvaluationReport
+from epochal.state.messages.replay_messages import ReplayFailure, ReplayReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -62,6 +65,7 @@ class Handlers:
     uploads: Uploads
     downloads: Downloads
     arrivals: Arrivals
+    replays: LeasedReplays
     insight: ReadSide
     rates: MessageRates = field(default_factory=MessageRates)
 
@@ -89,21 +93,28 @@ class Handlers:
         return claims.client_id
 
     def reader(self, token: str | None, host: str) -> Reader:
-        """Return who reads: a member, which was heard, a data server, or, without a token, a stranger at this address.
+        """Return who reads: a member, which was heard, a data server, a verifier, or, without a token, a stranger.
 
-        Raise as `authenticate` for a token that is neither a member's nor a data server's.
+        Raise as `authenticate` for any other token.
         """
         if token is None:
             return stranger_at(host)
-        server_id = self.tokens.data_server_of(token, self.service.now_s())
+        now_s = self.service.now_s()
+        server_id = self.tokens.data_server_of(token, now_s)
         if server_id is not None:
             return Reader(ReaderKind.DATA_SERVER, server_id)
+        verifier = self.tokens.verifier_of(token, now_s)
+        if verifier is not None:
+            return Reader(ReaderKind.VERIFIER, verifier)
         return Reader(ReaderKind.MEMBER, self.authenticate(token))
 
     def knows(self, token: str | None) -> bool:
-        """Return whether a token is a present member's, or a data server's; a stranger has none. Nobody is heard."""
-        now_s = self.service.now_s()
-        if token is None or self.tokens.data_server_of(token, now_s) is not None:
+        """Return whether a token is a present member's, a data server's or a verifier's; a stranger has none.
+
+        Nobody is heard.
+        """
+        now_s, tokens = self.service.now_s(), self.tokens
+        if token is None or tokens.data_server_of(token, now_s) or tokens.verifier_of(token, now_s):
             return True
         try:
             claims = self.tokens.check_session(token, now_s)
@@ -119,8 +130,10 @@ class Handlers:
         self.admin.check(token)
 
     def blob_reader(self, token: str | None) -> ClientId:
-        """Return who reads a blob: a member, which was heard, or `OPERATOR`. Raise `Refused` as `authenticate`."""
+        """Return who reads a blob: a member, which was heard, `OPERATOR` or `VERIFIER`. Raise as `authenticate`."""
         self._check_loaded()
+        if token and self.tokens.verifier_of(token, self.service.now_s()) is not None:
+            return VERIFIER
         return OPERATOR if token and self.admin.matches(token) else self.authenticate(token)
 
     def checker(self, token: str | None) -> str:
@@ -129,6 +142,21 @@ class Handlers:
         found = None if token is None else self.tokens.checker_of(token, self.service.now_s())
         if found is None:
             raise Refused(Refusal.UNAUTHORIZED, "this needs a checker's token (`epochal token checker`)")
+        return found
+
+    def verifier(self, token: str | None) -> str:
+        """Return which verifier sends a request.
+
+        Raises:
+            Refused: `unauthorized` unless it has a verifier's token; `not-now` if the run's results are not replayed.
+        """
+        self._check_loaded()
+        found = None if token is None else self.tokens.verifier_of(token, self.service.now_s())
+        if found is None:
+            raise Refused(Refusal.UNAUTHORIZED, "this needs a verifier's token (`epochal token verifier`)")
+        if self.service.run.state_file.verify is None:
+            message = "results of this run are not computed again; its state file needs a table [verify] for that"
+            raise Refused(Refusal.NOT_NOW, message)
         return found
 
     def check_run(self, run_id: str) -> None:
@@ -335,6 +363,22 @@ class Handlers:
         """
         self.check_upload_rate(client_id, sha256)
         await self.uploads.receive(client_id, sha256, body)
+
+    # Reports of verifiers
+
+    async def report_replay(self, verifier: str, report: ReplayReport) -> None:
+        """Take a verifier's report, also after its lease has ended. Raise `Refused` as the machine does."""
+        try:
+            await self.submit(stimuli.ReplayReported(verifier, report))
+        finally:
+            self.replays.end(verifier, replay_key(report.step, report.client_id))
+
+    async def report_failed_replay(self, verifier: str, failure: ReplayFailure) -> None:
+        """Note that a verifier cannot compute a result again. Raise `Refused` as the machine does."""
+        try:
+            await self.submit(stimuli.ReplayFailed(verifier, failure))
+        finally:
+            self.replays.end(verifier, replay_key(failure.step, failure.client_id))
 
     # Requests of an operator
 

@@ -20,6 +20,7 @@ from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
 from epochal.coordinator.blobs.intake import Intake
+from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.blobs.room import BlobRoom
 from epochal.coordinator.blobs.update_maker import UpdateMaker
 from epochal.coordinator.blobs.uploads import Uploads
@@ -136,7 +137,10 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             uploads, arrivals = Uploads(intake), Arrivals(intake)
             spool = Spool(store.place.scratch)
             merger = Merger.with_threads(service.run.state_file.merge, spool, WorkerThread)
-            handlers = Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, insight)
+            replays = LeasedReplays.of(service)
+            handlers = Handlers(
+                service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, replays, insight
+            )
             metrics = CoordinatorMetrics(new_registry())
             connections = ServerConnections(ConnectionLimits(connection_limit(options.other_connections)))
             server = endpoint.server(create_app(handlers, options.version, metrics, hosts, join_hosts), connections)

@@ -37,6 +37,13 @@ from epochal.state.messages.blob_messages import (
 )
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationHistory, EvaluationReport
+from epochal.state.messages.replay_messages import (
+    CalibrationReport,
+    LeasedReplay,
+    ReplayFailure,
+    ReplayReport,
+    VerifierToken,
+)
 from epochal.state.messages.requests import (
     REPORT_PATHS,
     Challenge,
@@ -73,7 +80,7 @@ class CoordinatorClient:
 
     Open it with `connect`, close it with `aclose`. Every request raises `CoordinatorUnreachable` if there is no answer,
     `Refused` if the coordinator refuses, and `InvalidDocument` if the answer is not that of a coordinator. `pause`,
-    `resume`, `eject`, `put_genesis`, `release` and `record_evaluation` need the admin token.
+    `resume`, `eject`, `absolve`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str, reach: Reach | None = None) -> None:
@@ -243,6 +250,10 @@ class CoordinatorClient:
     async def eject(self, client_id: ClientId) -> None:
         await self._request("POST", f"/clients/{client_id}/eject")
 
+    async def absolve(self, client_id: ClientId) -> None:
+        """Let a convicted client join again, or end that each result of a member is computed again."""
+        await self._request("POST", f"/clients/{client_id}/absolve")
+
     async def put_genesis(self, sha256: Sha256, body: "FileBody") -> CheckpointRef:
         """Deliver the run's first checkpoint; return its reference, as the coordinator computed it."""
         return await self._fetch(CheckpointRef, "PUT", f"/genesis/{sha256}", content=body, answer_s=BLOB_TIMEOUT_S)
@@ -291,6 +302,38 @@ class CoordinatorClient:
     async def give_back_check(self, lease: str) -> None:
         """Let somebody else carry out a leased check."""
         await self._request("DELETE", f"/checks/{lease}")
+
+    async def verifier_token(self) -> VerifierToken:
+        return await self._fetch(VerifierToken, "POST", "/tokens/verifier")
+
+    async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
+        """Return a result to compute again, leased; None if none comes within `wait_s`.
+
+        This and the next five need a verifier's token.
+        """
+        answer = await self._request("POST", "/replays", params={"wait_s": wait_s}, wait_s=wait_s)
+        is_none = answer.status_code == httpx.codes.NO_CONTENT
+        return None if is_none else parse_document(LeasedReplay, answer.content)
+
+    async def renew_replay(self, lease: str) -> LeasedReplay:
+        """Go on with a leased replay."""
+        return await self._fetch(LeasedReplay, "POST", f"/replays/{lease}/renewal")
+
+    async def give_back_replay(self, lease: str) -> None:
+        """Let somebody else compute a leased result again."""
+        await self._request("DELETE", f"/replays/{lease}")
+
+    async def report_replay(self, report: ReplayReport) -> None:
+        """Report how far a result is from its replay, also after the lease."""
+        await self._request("POST", "/replays/reports", message=report)
+
+    async def report_failed_replay(self, failure: ReplayFailure) -> None:
+        """Report why a result cannot be computed again."""
+        await self._request("POST", "/replays/failures", message=failure)
+
+    async def report_calibration(self, report: CalibrationReport) -> None:
+        """Report distances between honest repetitions."""
+        await self._request("POST", "/calibrations", message=report)
 
     async def lease_slice(self, worker: str, wait_s: float) -> LeasedSlice | None:
         """Return a slice of the update to make, leased; None if there is none within `wait_s`.

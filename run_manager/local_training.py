@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from epochal.batching.packing.packed_batches import AssignedBatches
-from epochal.batching.round_plan import RoundPlan, plan_round
+from epochal.batching.round_plan import RoundPlan, plan_of
 from epochal.run_manager.client_round_times import RoundTimes, data_metrics
 from epochal.run_manager.events import PartBegan, RoundPart
 from epochal.run_manager.own_results import OwnResults
@@ -26,7 +26,6 @@ from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.model.replica import Replica
 from epochal.state.results import ResultHeader
-from epochal.state.schedule import InnerSchedule
 from epochal.state.wire import Blake3, ClientId, Sha256
 from epochal.trainers.protocol import TrainedRound
 
@@ -63,10 +62,7 @@ class RoundWork:
 
     def plan(self) -> RoundPlan:
         """Return this client's local steps."""
-        state, llm = self.state, self.state.model.LLM
-        cold_start = llm.cold_start_warmup_steps, self.document.cold_start_step
-        schedule = InnerSchedule(llm.lr_schedule, state.merge.local_steps, *cold_start)
-        return plan_round(self.step, self.assignments, state.config.data_indices_per_batch, schedule)
+        return plan_of(self.state, self.step, self.assignments, self.document.cold_start_step)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,10 +145,10 @@ class RoundTraining:
         if failure is not None:
             return Failure(failure, failure.context.get("batch_id", batches.failed_batch))
         data = None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
-        return await self._encoded(work, trained, start, data)
+        return await self._encoded(work, trained, trainer.computed, start, data)
 
     async def _encoded(
-        self, work: RoundWork, trained: TrainedRound, start: TrainingStart, data: DataMetrics | None
+        self, work: RoundWork, trained: TrainedRound, computed: str, start: TrainingStart, data: DataMetrics | None
     ) -> OwnResult:
         self._begin(work, "encode")
         header = ResultHeader(
@@ -164,6 +160,7 @@ class RoundTraining:
             replica_digest=start.digest,
             codec=work.state.merge.codec_name,
             start=start.own_result,
+            computed=computed,
         )
         file = await self._results.encoded(header, work.document.lineage, trained.difference, work.state.merge.max_abs)
         metrics = self._times.result_metrics(trained, data, is_eager=bool(start.own_result))

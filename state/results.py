@@ -19,6 +19,7 @@ import numpy as np
 from epochal.state.codecs.clipping import encoded_parts
 from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named, find_codec
+from epochal.state.computed_class import UNKNOWN_CLASS, is_computed_class
 from epochal.state.errors import InvalidResult
 from epochal.state.model.tensors import (
     BYTES_TYPE,
@@ -40,7 +41,7 @@ from epochal.state.model.value_checks import sum_of_squares
 
 RESULT_FORMAT = "epochal/result/v1"
 METADATA_BOUND_BYTES = 2048
-"""Room for a header's text: seven values, of which the longest (a run ID) has at most 32 bytes, and three hashes."""
+"""Room for a header's text: nine values, none with more than 49 bytes but three hashes."""
 
 _HASH_CHARACTERS = 64
 _CHECKED = ("run_id", "step", "attempt", "client_id", "work_sha256", "codec")
@@ -61,6 +62,7 @@ class ResultHeader:
         codec: name of the codec (`state/codecs/codecs_by_name.py`).
         start: digest of the client's own result of the step before, 64 hex characters, if it trained from the outer
             step that this result alone makes of the replica (`merge.delay`); "" if it trained from the replica itself.
+        computed: how the client says that it was computed (`state/computed_class.py`).
     """
 
     run_id: str
@@ -71,6 +73,7 @@ class ResultHeader:
     replica_digest: str
     codec: str = FLOAT32.name
     start: str = ""
+    computed: str = UNKNOWN_CLASS
 
 
 Difference = Mapping[str, Float32Array | EncodedTensor]
@@ -138,8 +141,8 @@ def check_result(
     Raises:
         InvalidResult: the client's fault, do not retry the same bytes. `rule` is `size`, `header`, `dtype`, `layout`,
             `format`, `run_id`, `step`, `attempt`, `client_id`, `work_sha256`, `replica_digest`, `codec`, `start`,
-            `finite`, `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `code_use`, `padding`, `level`,
-            `level_use`, `index`.
+            `computed`, `finite`, `max_abs`, or a rule of the codec: `scale`, `scale_use`, `code`, `code_use`,
+            `padding`, `level`, `level_use`, `index`.
     """
     codec = codec_named(expected.codec)
     bound = result_size_bound(layout, expected.codec)
@@ -255,6 +258,8 @@ def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
             raise InvalidResult(name, f"a result whose {name} is not {_HASH_CHARACTERS} lowercase hex characters")
     if find_codec(found[_CODEC]) is None or (found[_CODEC] == FLOAT32.name and _CODEC in metadata):
         raise InvalidResult(_CODEC, f"a result whose codec is {found[_CODEC][:32]!a}")
+    if not is_computed_class(found["computed"]):
+        raise InvalidResult("computed", f"a result whose computed is {found['computed'][:64]!a}, not precision/device")
     return ResultHeader(
         found["run_id"],
         _natural(found, "step"),
@@ -264,6 +269,7 @@ def _parse_header(metadata: Mapping[str, str]) -> ResultHeader:
         found["replica_digest"],
         found[_CODEC],
         found[_START],
+        found["computed"],
     )
 
 

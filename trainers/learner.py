@@ -75,6 +75,11 @@ class Learner(Protocol):
     """A model that is being trained. Call `load` first."""
 
     @property
+    def computed(self) -> str:
+        """Precision and device with which it computes (`state/computed_class.py`)."""
+        ...
+
+    @property
     def parameters(self) -> Mapping[str, Float32Array]:
         """The parameters as they are now, in name order; read them before the next call."""
         ...

@@ -43,6 +43,7 @@ class LearnerTrainer:
         self._worker = worker
         self._inner_state = TentativeInnerState(keeps_inner_state)
         self._learner = model.learner()
+        self.computed = self._learner.computed
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
         return await self._worker.run(partial(self._model.initial_parameters, seed))

@@ -7,6 +7,7 @@ import numpy as np
 from epochal.batching.micro_batches import micro_batches
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
+from epochal.state.computed_class import FLOAT32_CPU
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import Learner, Model, Shapes
@@ -22,6 +23,7 @@ class NullTrainer:
     name = "null"
     vocabulary = None
     loads_data = False
+    computed = FLOAT32_CPU
 
     def __init__(self, model: Model) -> None:
         self._model = model

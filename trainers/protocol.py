@@ -88,6 +88,11 @@ class Trainer(Protocol):
         """
         ...
 
+    @property
+    def computed(self) -> str:
+        """How the last `train` was computed, or the next will be: precision and device (`state/computed_class.py`)."""
+        ...
+
     async def initial_parameters(self, seed: bytes) -> Tensors:
         """Return the parameters of step 0, made from a seed of 32 bytes or loaded: float32, by name.
 

@@ -59,9 +59,10 @@ class TrainingService:
 
     def open(self, request: SessionRequest) -> SessionOpened:
         """Open a session. Raise `Refused`: `overloaded`, `body-too-large`, `invalid-body`."""
-        session_id = self.sessions.open(TrainingSession(request))
+        session = TrainingSession(request)
+        session_id = self.sessions.open(session)
         log.info("session_opened", extra={"sessions": len(self.sessions)})
-        return SessionOpened(session_id, self.options.limits, self.options.sessions.idle_s)
+        return SessionOpened(session_id, self.options.limits, self.options.sessions.idle_s, session.computed)
 
     async def run(self, session_id: str, act: Callable[[TrainingSession], T]) -> T:
         """Call `act` with the session, in the worker, in the order of the requests, and return its result.

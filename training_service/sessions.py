@@ -159,6 +159,7 @@ class TrainingSession:
         """Maximum size of a file of the model's parameters."""
         self._committed = NO_INNER_STATE
         self._learner = self._model.learner()
+        self.computed = self._learner.computed
         self._round_key: str | None = None
         self._local_step = self._items = self._tokens = 0
         self._answers: OrderedDict[tuple[str, str], bytes] = OrderedDict()

@@ -20,6 +20,7 @@ from epochal.coordinator.api.membership_routes import membership_routes
 from epochal.coordinator.api.operator_routes import health_routes, operator_routes, status_routes
 from epochal.coordinator.api.page_routes import dashboard_routes
 from epochal.coordinator.api.reading_routes import reading_routes
+from epochal.coordinator.api.replay_routes import replay_routes
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
@@ -95,6 +96,7 @@ def create_app(
         membership,
         blob_routes(handlers),
         check_routes(handlers),
+        replay_routes(handlers),
         status_routes(handlers),
         operator_routes(handlers),
         history_routes(access, views, viewers, insight),

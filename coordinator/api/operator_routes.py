@@ -1,4 +1,4 @@
-"""Routes for the coordinator's operator: status, pause, resume, eject, quarantine, health."""
+"""Routes for the coordinator's operator: status, pause, resume, eject, absolve, quarantine, health."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,6 +19,7 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckerToken
 from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
+from epochal.state.messages.replay_messages import VerifierToken
 from epochal.state.messages.requests import (
     DataServerToken,
     FailedData,
@@ -109,6 +110,11 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
         await handlers.submit(stimuli.ClientEjected(ClientId(client_id)))
         return Response(status_code=204)
 
+    @router.post(f"{RUN}/clients/{{client_id}}/absolve", summary="Let a convicted client join again", status_code=204)
+    async def absolve(client_id: str) -> Response:
+        await handlers.submit(stimuli.ClientAbsolved(ClientId(client_id)))
+        return Response(status_code=204)
+
     @router.post(f"{RUN}/tokens/data-server", summary="A new token for a data server", response_model=DataServerToken)
     async def data_server_token() -> Response:
         return document_response(handlers.data_server_token())
@@ -116,6 +122,10 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
     @router.post(f"{RUN}/tokens/checker", summary="A new token for a checker", response_model=CheckerToken)
     async def checker_token() -> Response:
         return document_response(CheckerToken(handlers.tokens.checker_token(handlers.service.now_s())))
+
+    @router.post(f"{RUN}/tokens/verifier", summary="A new token for a verifier", response_model=VerifierToken)
+    async def verifier_token() -> Response:
+        return document_response(VerifierToken(handlers.tokens.verifier_token(handlers.service.now_s())))
 
     @router.post(
         f"{RUN}/quarantine/release",

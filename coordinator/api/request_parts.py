@@ -31,6 +31,7 @@ def _token(name: str, description: str) -> Any:
 
 MEMBER = _token("session token", "A member's, from its join.")
 CHECKER = _token("checker token", "A checker's, from `epochal token checker`.")
+VERIFIER = _token("verifier token", "A verifier's, from `epochal token verifier`.")
 ADMIN = _token("admin token", "The operator's, printed at the run's first start.")
 WAIT_S = in_query("wait_s", SECONDS, "Maximum time to wait for news.", default=0)
 PublicKey = Annotated[str, Path(json_schema_extra={"pattern": "^[0-9a-f]{64}$"})]
@@ -68,7 +69,7 @@ def caller(handlers: Handlers, request: Request) -> ClientId:
 
 
 def blob_reader(handlers: Handlers, request: Request) -> ClientId:
-    """Return who asks for a blob: a member, or the operator. Raise `Refused` for others."""
+    """Return who asks for a blob: a member, the operator or a verifier. Raise `Refused` for others."""
     client_id = handlers.blob_reader(bearer_token(request.headers))
     _note_member(handlers, request.scope, client_id)
     return client_id

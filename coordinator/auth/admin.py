@@ -10,6 +10,8 @@ from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
 
 OPERATOR = ClientId("operator")
+VERIFIER = ClientId("verifier")
+"""Who reads a blob with a verifier's token."""
 """Owner of the connections and downloads of requests with the admin token. It cannot be a client's id."""
 
 

@@ -1,4 +1,4 @@
-"""Tokens for a data server and for a checker, made from the store of a run."""
+"""Tokens for a data server, for a checker and for a verifier, made from the store of a run."""
 
 import time
 from dataclasses import replace
@@ -26,6 +26,11 @@ async def data_server_token_from(store: str) -> str:
 async def checker_token_from(store: str) -> str:
     """Return a new token for a checker of the run in a store. Takes and raises the same."""
     return (await _tokens_of(store)).checker_token(time.time())
+
+
+async def verifier_token_from(store: str) -> str:
+    """Return a new token for a verifier of the run in a store. Takes and raises the same."""
+    return (await _tokens_of(store)).verifier_token(time.time())
 
 
 async def _tokens_of(store: str) -> SessionTokens:

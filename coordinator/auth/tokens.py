@@ -1,4 +1,4 @@
-"""The session tokens and data tickets of members, and the tokens of data servers and checkers.
+"""The session tokens and data tickets of members, and the tokens of data servers, checkers and verifiers.
 
 A bounded number of checked tokens is cached.
 """
@@ -22,6 +22,9 @@ DATA_SERVER_LIFETIME_S = 10 * 365 * 86_400.0
 CHECKER_AUDIENCE = "epochal-checker"
 CHECKER_LIFETIME_S = 365 * 86_400.0
 """A checker's token vouches for the form of results, and reads those that it is given to check; nothing else."""
+VERIFIER_AUDIENCE = "epochal-verifier"
+VERIFIER_LIFETIME_S = CHECKER_LIFETIME_S
+"""A verifier's token judges members' work, and reads what that needs; nothing else."""
 MAX_CACHED_TOKENS = 32_768
 SESSION_HEX_DIGITS = 13
 """Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
@@ -66,6 +69,14 @@ class SessionTokens:
     def checker_token(self, now_s: float) -> str:
         """Return a signed token for a checker's requests, with an id of its own."""
         return self._sign(secrets.token_hex(8), CHECKER_AUDIENCE, now_s, {}, CHECKER_LIFETIME_S)
+
+    def verifier_token(self, now_s: float) -> str:
+        """Return a signed token for a verifier's requests, with an id of its own."""
+        return self._sign(secrets.token_hex(8), VERIFIER_AUDIENCE, now_s, {}, VERIFIER_LIFETIME_S)
+
+    def verifier_of(self, token: str, now_s: float) -> str | None:
+        """Return the id of the verifier whose token this is; None if it is no valid one for this run."""
+        return self._holder_of(token, VERIFIER_AUDIENCE, now_s)
 
     def checker_of(self, token: str, now_s: float) -> str | None:
         """Return the id of the checker whose token this is; None if it is no valid one for this run."""

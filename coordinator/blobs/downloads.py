@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.auth.admin import OPERATOR, VERIFIER
 from epochal.coordinator.blobs.transfers import Places, Transfer
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
@@ -45,7 +45,7 @@ class Downloads:
 
     @asynccontextmanager
     async def place(self, client_id: ClientId) -> AsyncIterator[Transfer]:
-        """Hold a place for a download of a member or of `OPERATOR`.
+        """Hold a place for a download of a member, of `OPERATOR` or of `VERIFIER`.
 
         Raises:
             Refused: `overloaded`.
@@ -57,5 +57,5 @@ class Downloads:
         if run.members.by_id is before.members.by_id:
             return
         for transfer in self._places.running():
-            if transfer.client_id not in run.members and transfer.client_id != OPERATOR:
+            if transfer.client_id not in run.members and transfer.client_id not in (OPERATOR, VERIFIER):
                 transfer.end(Refused(Refusal.UNAUTHORIZED, f"client {transfer.client_id} has left the run"))

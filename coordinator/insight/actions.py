@@ -32,6 +32,8 @@ def _named(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
     match acted.stimulus:
         case stimuli.ClientEjected(client_id=client_id):
             return "eject", {"client_id": client_id}
+        case stimuli.ClientAbsolved(client_id=client_id):
+            return "absolve", {"client_id": client_id}
         case InvitationMade(sha256=sha256, uses=uses, expires_s=expires_s):
             return "invite", {"invitation": sha256, "uses": uses, "expires_s": expires_s}
         case InvitationRevoked(sha256=sha256):

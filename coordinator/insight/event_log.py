@@ -6,15 +6,20 @@ from epochal.coordinator.insight.actions import action_of
 from epochal.coordinator.machine.instructions import (
     BatchesQuarantined,
     CheckpointRefused,
+    Convicted,
     MembershipChanged,
     OperatorActed,
     OutcomeDecided,
     PhaseChanged,
     QuarantineEnded,
     Recorded,
+    Replayed,
+    ReplaysDrawn,
+    ReplaysDropped,
     RunHeld,
     SegmentEnded,
     SentToRest,
+    VerifierTested,
 )
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import EvaluationReported
@@ -60,6 +65,20 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
         case SentToRest(client_id=client_id, rest_s=rest_s, reason=reason):
             why = {"rest_s": rest_s, "reason": reason}
             log.warning("client_rests", extra={"client_id": client_id, **_name_of(run, client_id), **why})
+        case ReplaysDrawn(step=step, replays=replays):
+            log.info("replays_drawn", extra={"step": step, "count": len(replays)})
+        case ReplaysDropped(replays=replays, reason=reason):
+            steps = sorted({one.step for one in replays})
+            log.warning("replays_dropped", extra={"count": len(replays), "steps": steps, "reason": reason})
+        case Replayed(verifier=verifier, report=found, tolerance=tolerance, verdict=verdict):
+            of = {"client_id": found.client_id, **_name_of(run, found.client_id), "step": found.step}
+            distance = {"excess": found.excess, "tolerance": tolerance, "replay_class": found.replay_class}
+            log.info("replayed", extra={"verifier": verifier, **of, **distance, "verdict": verdict})
+        case Convicted(client_id=client_id, step=step, figures=figures):
+            log.warning("client_convicted", extra={"client_id": client_id, "step": step, "reason": figures})
+        case VerifierTested(verifier=verifier, found=excess, expected=expected, is_refused=is_refused):
+            answer = {"excess": excess, "expected": expected, "is_refused": is_refused}
+            log.warning("verifier_tested", extra={"verifier": verifier, **answer})
         case Recorded(stimulus=EvaluationReported(report=found)):
             evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
             log.info("evaluation_recorded", extra=evaluated)

@@ -38,6 +38,7 @@ from epochal.coordinator.machine.stimuli import (
     GenesisProvided,
 )
 from epochal.state.checkpoint_parts import check_cut, check_parts
+from epochal.state.config.verify_table import dropouts
 from epochal.state.documents import CheckpointRef, Roster
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.phase_names import RunState
@@ -54,9 +55,16 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
     """Return the run with the operator's first checkpoint, and the model that it is of.
 
     Raises:
-        Refused: `not-now` if the run has another one, `stale-round` for another step than the run's first replica.
+        Refused: `not-now` if the run has another one, `stale-round` for another step than the run's first replica,
+            `result-invalid` (rule `dropout`) if no verifier could repeat what such a model computes.
     """
     found = event.checkpoint
+    model = {"hf": event.model.hf or {}, "custom": event.model.custom or {}}
+    dropped = None if run.state_file.verify is None else next(dropouts(model, ()), None)
+    if dropped is not None:
+        place = ".".join(map(str, dropped[0]))
+        message = f"the model's {place} is {dropped[1]}; a run with `[verify]` needs 0.0, so that work can be repeated"
+        raise Refused(Refusal.RESULT_INVALID, message, rule="dropout")
     if found in run.models.checkpoints:
         return run, ()
     if run.models.checkpoint is not None:

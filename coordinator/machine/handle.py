@@ -19,6 +19,7 @@ from epochal.coordinator.machine import (
     membership,
     reports,
     stimuli,
+    verification,
 )
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
@@ -140,6 +141,10 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(work, run.progress.draining_anew()), (ended,)
         case stimuli.BlobsNearedBound():
             return run.with_parts(checkpoints.near_bound(run.models, stimulus)), ()
+        case stimuli.ReplayReported() | stimuli.ReplayFailed() | stimuli.CalibrationReported():
+            return verification.take(run, stimulus)
+        case stimuli.ClientAbsolved():
+            return verification.absolve(run, stimulus), ()
         case FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved():
             return _take_command(run, stimulus)
         case AuditReported() | stimuli.NoticeRaised() | stimuli.NoticeSettled() | stimuli.EvaluationReported():
@@ -220,7 +225,7 @@ def _expecting(run: Run) -> Run:
 def _advance(run: Run, seed: Seed) -> Handled:
     instructions: tuple[Instruction, ...] = ()
     for number in range(MAX_MOVES_PER_STIMULUS):
-        move = decide(run)
+        move = decide(run, _derived_seed(seed, "replays", number))
         if move is None:
             return run, instructions
         before, phase = run.clock.phase, destination(run.clock.phase, move.trigger)

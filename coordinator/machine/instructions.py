@@ -4,14 +4,16 @@ The service executes them after it has kept the run that gave them (`coordinator
 """
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.verification import OpenReplay
 from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimulus
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId
+from epochal.state.messages.replay_messages import ReplayReport
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
@@ -148,6 +150,69 @@ class SentToRest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplaysDrawn:
+    """Log which results of a step are to be computed again, and take it into the run's history."""
+
+    step: int
+    replays: tuple[OpenReplay, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaysDropped:
+    """Log which results are not computed again, and why."""
+
+    replays: tuple[OpenReplay, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Log a verifier's report, and take it into the run's history.
+
+    Attributes:
+        verifier: its name.
+        tolerance: up to which excess distance a result passes.
+        verdict: what follows: the result passes; others are asked for; verifiers contradict each other, so that nothing
+            follows for its client; or its client is convicted.
+    """
+
+    verifier: str
+    report: ReplayReport
+    tolerance: float
+    verdict: Literal["passed", "disputed", "unclear", "convicted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Convicted:
+    """Log that a client was ejected, because replays show that its result is not its work.
+
+    Attributes:
+        figures: the distances and tolerances by which it was found, in words.
+        at_s: when, on the coordinator's clock.
+    """
+
+    client_id: ClientId
+    step: int
+    figures: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierTested:
+    """Log that a verifier computed a result again of which the answer is known, since it differed from another one.
+
+    Attributes:
+        found, expected: excess distances.
+        is_refused: whether its reports are refused from now on.
+    """
+
+    verifier: str
+    found: float
+    expected: float
+    is_refused: bool
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorActed:
     """Log that an operator's command changed the run, and take it into the run's history.
 
@@ -181,6 +246,6 @@ class Recorded:
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
-    | Recorded
+    | Recorded | ReplaysDrawn | ReplaysDropped | Replayed | Convicted | VerifierTested
 )
 # fmt: on

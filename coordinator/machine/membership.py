@@ -12,6 +12,7 @@ from epochal.coordinator.machine.parts.persistent_map import added, removed, sha
 from epochal.coordinator.machine.parts.reliability import NEWCOMER
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import UNKNOWN
+from epochal.coordinator.machine.parts.verification import UNTRUSTED
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from epochal.state.codecs.codecs_by_name import spoken_as
@@ -56,6 +57,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
         readiness=NOT_READY if before is None else before.readiness.of_next_process(is_same=is_same),
         conduct=known.departed.get(event.client_id, NEWCOMER) if before is None else before.conduct,
         speed=UNKNOWN if before is None else before.speed,
+        trust=known.trust_of(event.client_id),
         name=event.name,
         software=event.software,
     )
@@ -63,6 +65,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     joined = replace(
         known.with_member(member, run.clock.now_s),
         departed=departed,
+        verification=known.verification.with_trust(event.client_id, UNTRUSTED),
         used_nonces=added(used, event.nonce, event.nonce_expires_s),
         invitations_used=invitations,
         admissions=with_use(known.admissions, event),

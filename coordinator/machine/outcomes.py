@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.blame import blame_after
 from epochal.coordinator.machine.instructions import BatchesQuarantined, EndedRound, OutcomeDecided
+from epochal.coordinator.machine.lottery import after_round, exams_of
 from epochal.coordinator.machine.pace import with_pace
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.round_reliability import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
@@ -27,24 +29,29 @@ from epochal.state.intervals import BatchId, data_index_count, subtract, total_b
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
 from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
-from epochal.state.wire import Blake3, ClientId
+from epochal.state.wire import Blake3, ClientId, Seed
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a round by its attestations. `outcome` is None when nothing is applied."""
+    """The result of a round by its attestations. `outcome` is None when nothing is applied.
+
+    Attributes:
+        exams: clients whose results would be applied, if they were not exams (`lottery.py`).
+    """
 
     outcome: Outcome | None
     reason: str
     replicas_differ: bool
+    exams: frozenset[ClientId] = frozenset()
 
 
-def judge_round(state_file: StateFile, current: Round) -> Verdict:
+def judge_round(state_file: StateFile, members: RunMembers, current: Round) -> Verdict:
     """Return the outcome of a run's round, from its commitments and attestations.
 
     A result is included if a quorum of the elected witnesses attested it and it was trained from the replica on which
     a quorum agreed, or from its client's own result of the round before (`merge.delay`). The entries are in the order
-    in which the results were verified.
+    in which the results were verified. Those of clients that were convicted meanwhile are void.
     """
     plan = current.tasks.plan
     if not current.results.verified:
@@ -64,7 +71,11 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
         for client_id, replica in verified.items()
         if (replica == agreed or current.tasks.is_eager(client_id, replica))
         and _is_received(plan.positions[client_id], received)
+        and client_id not in members.verification.convicted
     ]
+    exams = exams_of(state_file, members, current, applied)
+    if exams:
+        applied = [client_id for client_id in applied if client_id not in exams]
     if not applied:
         return Verdict(None, "no result was attested by a quorum", len(digests) > 1)
     weighed, limit = current.weighed(state_file, applied), state_file.merge.norm_limit
@@ -83,7 +94,7 @@ def judge_round(state_file: StateFile, current: Round) -> Verdict:
         replica_digest=agreed,
         entries=entries,
     )
-    return Verdict(outcome, f"{len(entries)} results", False)
+    return Verdict(outcome, f"{len(entries)} results", False, exams)
 
 
 def _entry(
@@ -123,13 +134,20 @@ def attested_by(count: int, received: Sequence[int]) -> bytes:
     return found.to_bytes(found.bit_length() // 8 + 1, "little")
 
 
-def end_round(run: Run, current: Round) -> Handled:
-    """Return the run after the round was judged: applied work counted, the rest carried, suspected or quarantined."""
-    verdict = judge_round(run.state_file, current)
+def end_round(run: Run, current: Round, seed: Seed) -> Handled:
+    """Return the run after the round was judged: applied work counted, the rest carried, suspected or quarantined.
+
+    Args:
+        run: the run in its round.
+        current: the round.
+        seed: random bytes, unknown before, that draw which results are computed again.
+    """
+    verdict = judge_round(run.state_file, run.members, current)
     outcome = verdict.outcome
     included = frozenset(entry.client_id for entry in outcome.entries) if outcome else frozenset()
     before = run
-    run, instructions = settle_work(run, current, included, None if outcome is None else outcome.replica_digest)
+    agreed = None if outcome is None else outcome.replica_digest
+    run, instructions = settle_work(run, current, included, agreed, verdict.exams)
     ended = _ended_round(before, run, current)
     instructions = (
         OutcomeDecided(current.number.step, current.number.attempt, outcome, verdict.reason, ended),
@@ -139,12 +157,13 @@ def end_round(run: Run, current: Round) -> Handled:
     pace = with_pace(run.pace, run.clock, current, is_applied=outcome is not None)
     members = run.members.with_all(run.members.by_id)
     run = run.with_parts(progress, pace, members, replace(run.models, rebuild=verdict.replicas_differ))
-    if outcome is None:
-        return run, instructions
-    usual = usual_norm(
-        current.weighed(run.state_file, included), current.results.usual, run.state_file.merge.norm_limit
-    )
-    return run.with_parts(run.models.with_outcome(outcome, usual)), instructions
+    if outcome is not None:
+        usual = usual_norm(
+            current.weighed(run.state_file, included), current.results.usual, run.state_file.merge.norm_limit
+        )
+        run = run.with_parts(run.models.with_outcome(outcome, usual))
+    run, told = after_round(run, current, outcome, verdict.exams, seed)
+    return run, (*instructions, *told)
 
 
 def take_update(models: RunModels, event: UpdateMade) -> RunModels:
@@ -164,7 +183,13 @@ def take_update(models: RunModels, event: UpdateMade) -> RunModels:
     return models
 
 
-def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed: Blake3 | None) -> Handled:
+def settle_work(
+    run: Run,
+    current: Round,
+    included: frozenset[ClientId],
+    agreed: Blake3 | None,
+    exams: frozenset[ClientId] = frozenset(),
+) -> Handled:
     """Return the run after the round, with its work settled: applied, carried, suspected or quarantined.
 
     Members have earned their shares, and the step has advanced if anything was applied. The rest of the round's end is
@@ -175,12 +200,13 @@ def settle_work(run: Run, current: Round, included: frozenset[ClientId], agreed:
         current: the round.
         included: the clients whose results are applied; empty if nothing is.
         agreed: the replica on which a quorum of witnesses agreed.
+        exams: the clients whose results count for nothing.
     """
     assignments = current.tasks.plan.assignments
     applied = tuple(batch for client_id, given in assignments.items() if client_id in included for batch in given)
     blame = blame_after(run, current, included, applied)
     quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
-    members, rests = with_conduct(run, current, included, agreed)
+    members, rests = with_conduct(run, current, included, agreed, exams)
     progress = run.progress.after_round(is_applied=bool(included), must_pause=blame.must_stop)
     work = replace(
         run.work,

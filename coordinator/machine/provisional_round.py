@@ -12,12 +12,14 @@ compares the two.
 
 from dataclasses import replace
 
+from epochal.coordinator.machine.lottery import exams_of
 from epochal.coordinator.machine.outcomes import settle_work
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.reliability import earned_by
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import DEPARTED
+from epochal.coordinator.machine.round_reliability import earned_in
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done
@@ -50,7 +52,11 @@ def looked_ahead(before: Run, after: Run) -> Run:
     if current.ahead is not None and _is_as_expected(after, current):
         return after
     is_new = before.round is None or before.round.tasks.plan is not current.tasks.plan
-    is_plain = after.clock.phase is RunState.ROUND_TRAIN and not (after.work.suspects or current.tasks.work.isolated)
+    has_exams = after.state_file.verify is not None and bool(
+        exams_of(after.state_file, after.members, current, current.tasks.with_work())
+    )
+    is_unusual = has_exams or bool(after.work.suspects or current.tasks.work.isolated)
+    is_plain = after.clock.phase is RunState.ROUND_TRAIN and not is_unusual
     look = _first_look if is_new and is_plain else complete_look
     return replace(after, round=replace(current, ahead=look(after, current)))
 
@@ -110,11 +116,19 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
 
 def _as_expected(run: Run, current: Round) -> list[Sharing]:
     """Return the clients of the round as they are once all of its work is applied."""
-    step, found = current.number.step, list[Sharing]()
+    step, found, verify = current.number.step, list[Sharing](), run.state_file.verify
+    awaiting = run.members.verification.awaiting()
     for client_id, given in current.tasks.plan.assignments.items():
-        one = Sharing.of(run.members.by_id[client_id])
+        member = run.members.by_id[client_id]
+        if given and verify is not None:
+            member = replace(member, trust=member.trust.with_applied(is_awaiting=client_id in awaiting))
+        one = Sharing.of(member, verify)
         if given:
-            one = one._replace(earned=earned_by(total_batches(given)), is_proven=True, last_step=step)
+            batches = total_batches(given)
+            earned = (
+                earned_by(batches) if verify is None else earned_in(run.members, client_id, batches, verify, awaiting)
+            )
+            one = one._replace(earned=earned, is_proven=True, last_step=step)
         found.append(one)
     return found
 
@@ -122,11 +136,13 @@ def _as_expected(run: Run, current: Round) -> list[Sharing]:
 def complete_look(run: Run, current: Round) -> Ahead | None:
     """Return the next round if nothing more is lost of this one, by all the rules of a round's end."""
     expected = _expected(run, current)
+    exams = exams_of(run.state_file, run.members, current, expected)
+    expected -= exams
     if not expected:
         return None
-    verified = {client_id: current.results.verified.get(client_id, _ANY_REPLICA) for client_id in expected}
+    verified = {client_id: current.results.verified.get(client_id, _ANY_REPLICA) for client_id in expected | exams}
     delivered = current.with_parts(replace(current.results, verified=verified, verified_bits=None))
-    after, _ = settle_work(run, delivered, expected, None)
+    after, _ = settle_work(run, delivered, expected, None, exams)
     if steps_done(after) or len(after.ready_members()) < run.state_file.config.min_clients:
         return None
     planned = plan_work(after, current.tasks.seed)
@@ -135,5 +151,5 @@ def complete_look(run: Run, current: Round) -> Ahead | None:
 
 def _expected(run: Run, current: Round) -> frozenset[ClientId]:
     """Return the clients whose results are expected to be applied: all that are held, and those still to come."""
-    held = frozenset(current.results.verified)
+    held = frozenset(current.results.verified) - run.members.verification.convicted.keys()
     return held | current.missing.pending if run.clock.phase is RunState.ROUND_TRAIN else held

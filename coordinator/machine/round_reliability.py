@@ -11,20 +11,30 @@ from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
-from epochal.coordinator.machine.parts.reliability import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER
+from epochal.coordinator.machine.parts.reliability import (
+    LONGEST_REST_S,
+    LONGEST_REST_WITHOUT_DATA_S,
+    NEWCOMER,
+    earned_by,
+)
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers, remembered
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.speed import Speed, delivered
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import StateFile
+from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.intervals import total_batches
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
 from epochal.state.wire import Blake3, ClientId
 
 
 def with_conduct(
-    run: Run, current: Round, applied: frozenset[ClientId], agreed: Blake3 | None
+    run: Run,
+    current: Round,
+    applied: frozenset[ClientId],
+    agreed: Blake3 | None,
+    exams: frozenset[ClientId] = frozenset(),
 ) -> tuple[RunMembers, tuple[SentToRest, ...]]:
     """Return the members with the conduct and speed of everyone in the round that ends now, and who is sent to rest.
 
@@ -35,9 +45,11 @@ def with_conduct(
         current: the round.
         applied: the clients whose results are applied; empty for a void round.
         agreed: the replica on which a quorum of witnesses agreed.
+        exams: the clients whose results count for nothing.
     """
     reference = _replica_held(run.models, current, agreed)
-    faults = _bad_attestations(run.clock, run.members, current, applied, reference)
+    faults = _bad_attestations(run.clock, run.members, current, applied | exams, reference)
+    verify, awaiting = run.state_file.verify, run.members.verification.awaiting()
     applied_bits = current.tasks.plan.bits_of(applied)
     outsized, most_s = _outsized(run.state_file, current, applied), run.state_file.config.max_round_train_time
     is_short = run.models.lacks_update(current.number.step - 1) or (
@@ -66,7 +78,10 @@ def with_conduct(
         elif client_id in faults:
             after = before.with_bad_attestation(faults[client_id], run.clock.now_s)
         elif client_id in applied:
-            after = before.with_result(total_batches(assignment), current.number.step)
+            batches = total_batches(assignment)
+            after = before.with_result(batches, current.number.step)
+            if verify is not None:
+                after = replace(after, earned=earned_in(run.members, client_id, batches, verify, awaiting))
         else:
             after = before
         attested = current.witnessed.attestations.get(client_id)
@@ -77,12 +92,32 @@ def with_conduct(
             continue
         if member is not None and speed is not None:
             members[client_id] = replace(member, conduct=after, speed=speed)
+            if verify is not None and client_id in applied:
+                trust = member.trust.with_applied(is_awaiting=client_id in awaiting)
+                members[client_id] = replace(members[client_id], trust=trust)
         elif client_id not in run.members.ejected:
             departed = remembered(departed, client_id, after)
         rest_s = after.rest_s(run.clock.now_s)
         if rest_s is not None and not before.is_resting(run.clock.now_s):
             rests.append(SentToRest(client_id, rest_s, after.last_miss))
     return replace(run.members, by_id=members, departed=departed), tuple(rests)
+
+
+def earned_in(
+    members: RunMembers, client_id: ClientId, batches: int, verify: VerifyConfig, awaiting: frozenset[ClientId]
+) -> int:
+    """Return the most batches that a client gets after a result over so many was applied, where results are verified.
+
+    Args:
+        members: of the run.
+        client_id: the client.
+        batches: number of the batches of its result.
+        verify: how results are verified.
+        awaiting: the clients of which a result is awaiting a replay.
+    """
+    is_awaiting, trust = client_id in awaiting, members.trust_of(client_id)
+    is_held = trust.is_held(verify.rounds_on_probation, is_awaiting=is_awaiting)
+    return max(1, batches) if is_held else earned_by(batches)
 
 
 def _speed_after(before: Speed, current: Round, client_id: ClientId) -> Speed:
@@ -179,7 +214,9 @@ def _bad_attestations(
     lost = current.tasks.plan.bits_of(
         client_id
         for client_id, digest in current.results.verified.items()
-        if client_id not in applied and (reference is None or digest == reference)
+        if client_id not in applied
+        and client_id not in members.verification.convicted
+        and (reference is None or digest == reference)
     )
     assert clock.phase_ends_s is not None, "RoundWitness has an end"
     found = {}

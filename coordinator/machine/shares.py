@@ -13,6 +13,10 @@ a batch too. Who has waited longest comes first.
 
 The others, of which no result was applied, get a quarter of an equal part each, and together a quarter of the round at
 most (`state/assignment.py`).
+
+Where results are verified (`coordinator/machine/verification.py`), a proven client has at most the part of an equal
+part that it has earned, beside the one that has earned the most. Those that have earned less than half as much as that
+one get a quarter of the proven ones' batches together, so that many keys that did little weigh little.
 """
 
 from collections.abc import Sequence
@@ -26,6 +30,7 @@ import numpy.typing as npt
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.speed import Speed
 from epochal.state.assignment import for_newcomers, order_of
+from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.documents import MAX_SHARE, Roster, RosterEntry
 from epochal.state.share_ceiling import apportion_below, largest_part
 from epochal.state.wire import ClientId, Seed
@@ -53,6 +58,8 @@ class Sharing(NamedTuple):
         earned: the most that it has earned; 0 if it has delivered nothing.
         is_proven: whether a result of it was applied.
         last_step: the last step in which it had work.
+        trusted: number of results by which it has earned a larger part, up to those needed for a full one; 0 for all
+            where nothing is verified.
     """
 
     client_id: ClientId
@@ -61,13 +68,20 @@ class Sharing(NamedTuple):
     is_proven: bool
     last_step: int
     speed: Speed
+    trusted: int = 0
 
     @classmethod
-    def of(cls, member: Member) -> "Sharing":
-        """Return a member as it is."""
-        conduct = member.conduct
+    def of(cls, member: Member, verify: VerifyConfig | None) -> "Sharing":
+        """Return a member as it is, in a run whose results are verified so."""
+        conduct, needed = member.conduct, 0 if verify is None else verify.rounds_on_probation
         return cls(
-            member.client_id, member.claim, conduct.earned, member.is_proven, conduct.last_work_step, member.speed
+            member.client_id,
+            member.claim,
+            conduct.earned,
+            member.is_proven,
+            conduct.last_work_step,
+            member.speed,
+            min(member.trust.rounds, needed),
         )
 
 
@@ -88,7 +102,7 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
         shares = iter(apportion_below(others, total, total, ceiling))
         return Roster(tuple(RosterEntry(one.client_id, next(shares), proven=False) for one in ordered), ceiling)
     for_proven = total - for_newcomers(sum(others), total)
-    counts = _by_speed(proven, for_proven, total, ceiling, step, seed)
+    counts = _by_trust(trusted(proven, total // len(ordered)), for_proven, total, ceiling, step, seed)
     if others:
         of_proven, of_others = iter(counts), iter(others)
         counts = [next(of_proven if one.is_proven else of_others) for one in ordered]
@@ -99,6 +113,30 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
 def _newcomers_part(one: Sharing, total: int, count: int) -> int:
     part = max(1, total // (NEWCOMERS_SHARE * count))
     return min(part, one.claim, one.earned or part)
+
+
+def trusted(proven: Sequence[Sharing], equal: int) -> Sequence[Sharing]:
+    """Return proven clients that claim no more than what they have earned of an equal part."""
+    most = max(one.trusted for one in proven)
+    if min(one.trusted for one in proven) == most:
+        return proven
+    bounds = (max(1, equal * one.trusted // most) if one.trusted < most else one.claim for one in proven)
+    return [one._replace(claim=min(one.claim, bound)) for one, bound in zip(proven, bounds, strict=True)]
+
+
+def _by_trust(
+    proven: Sequence[Sharing], total: int, whole: int, ceiling: int | None, step: int, seed: Seed
+) -> list[int]:
+    """Return the shares of proven clients, of which those on probation have a part together. Arguments: `_by_speed`."""
+    most = max(one.trusted for one in proven)
+    tested = [one for one in proven if 2 * one.trusted < most]
+    if not tested:
+        return _by_speed(proven, total, whole, ceiling, step, seed)
+    for_tested = for_newcomers(sum(min(one.claim, one.earned) for one in tested), total)
+    others = [one for one in proven if 2 * one.trusted >= most]
+    of_others = iter(_by_speed(others, total - for_tested, whole, ceiling, step, seed))
+    of_tested = iter(_by_speed(tested, for_tested, whole, ceiling, step, seed))
+    return [next(of_tested if 2 * one.trusted < most else of_others) for one in proven]
 
 
 def _by_speed(

@@ -21,6 +21,7 @@ from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -31,6 +32,9 @@ from epochal.state.messages.requests import (
     TimesReport,
 )
 from epochal.state.wire import ClientId, Seed, Sha256
+
+MAX_VERIFIER_CHARS = 64
+VerifierName = Annotated[str, Field(min_length=1, max_length=MAX_VERIFIER_CHARS)]
 
 RULES_VERSION = 1
 """Version of the machine's rules. A journal that was written under another version is refused."""
@@ -364,6 +368,41 @@ class KeyRemoved:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplayReported:
+    """A verifier computed a result again."""
+
+    verifier: VerifierName
+    report: ReplayReport
+    type: Literal["replay_reported"] = "replay_reported"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFailed:
+    """A verifier could not compute a result again."""
+
+    verifier: VerifierName
+    failure: ReplayFailure
+    type: Literal["replay_failed"] = "replay_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationReported:
+    """A verifier repeated honest work, and reported how far apart the results are."""
+
+    verifier: VerifierName
+    report: CalibrationReport
+    type: Literal["calibration_reported"] = "calibration_reported"
+
+
+@dataclass(frozen=True, slots=True)
+class ClientAbsolved:
+    """An operator took back what replays had shown of a client: it may join again, as a new one."""
+
+    client_id: ClientId
+    type: Literal["client_absolved"] = "client_absolved"
+
+
+@dataclass(frozen=True, slots=True)
 class AuditReported:
     """An operator's command reported what an audit of the run found."""
 
@@ -378,17 +417,20 @@ Stimulus: TypeAlias = (
     | CheckpointReported | CheckpointHeld | CheckpointRejected | GenesisProvided | UpdateMade | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
-    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
+    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
+    | CalibrationReported | ClientAbsolved
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | ConfigChanged | FinishRequested | InvitationMade
-    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported
+    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ClientAbsolved
 )
 # fmt: on
 """A stimulus by which an operator changes the run or its records."""
 RecordedStimulus: TypeAlias = NoticeRaised | NoticeSettled | AuditReported | EvaluationReported
 """A stimulus that changes nothing of the run, and is kept in the journal for those who read it."""
+VerifierStimulus: TypeAlias = ReplayReported | ReplayFailed | CalibrationReported
+"""A stimulus by which a verifier reports what it found."""
 AccessCommand: TypeAlias = FinishRequested | InvitationMade | InvitationRevoked | KeyAdmitted | KeyRemoved
 """A stimulus that changes who may join, or when the run ends."""
 

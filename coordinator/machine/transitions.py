@@ -22,7 +22,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import Access
 from epochal.state.intervals import counted_batches, total_batches
 from epochal.state.phase_names import RunState
-from epochal.state.wire import ClientId
+from epochal.state.wire import ClientId, Seed
 
 DRAIN_ROUNDS = 3
 """Maximum number of rounds after the last step, which attempt only the carried work."""
@@ -40,8 +40,13 @@ class Move:
     instructions: tuple[Instruction, ...] = ()
 
 
-def decide(run: Run) -> Move | None:
-    """Return the move that the run makes at `run.clock.now_s`, or None when it stays."""
+def decide(run: Run, seed: Seed) -> Move | None:
+    """Return the move that the run makes at `run.clock.now_s`, or None when it stays.
+
+    Args:
+        run: the run.
+        seed: fresh random bytes, which draw the replays of a round that ends.
+    """
     match run.clock.phase:
         case RunState.UNINITIALIZED:
             waits = (
@@ -57,7 +62,7 @@ def decide(run: Run) -> Move | None:
         case RunState.ROUND_TRAIN:
             return _leave_train(run)
         case RunState.ROUND_WITNESS:
-            return _leave_witness(run)
+            return _leave_witness(run, seed)
         case RunState.COOLDOWN:
             return _leave_cooldown(run)
         case RunState.PAUSED:
@@ -181,11 +186,11 @@ def _results_in_reason(current: Round, clock: PhaseClock, pace: RunPace, members
     return None
 
 
-def _leave_witness(run: Run) -> Move | None:
+def _leave_witness(run: Run, seed: Seed) -> Move | None:
     current = run.round
     if current is None or not _is_round_over(current, run.clock, run.members):
         return None
-    run, instructions = end_round(run, current)
+    run, instructions = end_round(run, current, seed)
     run = agreed(next_turn(run))
     ended = _epoch_end_reason(run)
     if ended is not None:

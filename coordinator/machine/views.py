@@ -210,6 +210,9 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     for outcome in reversed(list(run.models.outcomes.values())):
         purpose = f"a result of step {outcome.step}"
         kept += [KeptBlob(purpose, entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
+    verification = run.members.verification
+    for replay in (*verification.open.values(), *verification.known):
+        kept.append(KeptBlob(f"a result of step {replay.step} to replay", replay.result_sha256, replay.size_bytes))
     once: dict[Sha256, KeptBlob] = {}
     for blob in kept:
         once.setdefault(blob.sha256, blob)
@@ -221,9 +224,10 @@ def _part_name(number: int, count: int) -> str:
 
 
 def blobs_needed(run: Run) -> frozenset[Sha256]:
-    """Return the blobs that must stay: those of kept checkpoints, updates and outcomes, and of the round under way."""
+    """Return the blobs that must stay: of kept checkpoints, updates and outcomes, of the round, and of replays."""
     files: list[CheckpointRef | UpdateRef] = [*run.models.checkpoints, *run.models.updates.values()]
     needed = {sha256 for file in files for sha256, _ in run.models.blobs_of(file)}
+    needed |= run.members.verification.blobs()
     for outcome in run.models.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)
     if run.round is not None:

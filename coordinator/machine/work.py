@@ -40,7 +40,7 @@ class PlannedWork:
 
 def plan_work(run: Run, seed: Seed) -> PlannedWork:
     """Return the work of the run's next round, for the ready members. Arguments as `plan_work_for` takes them."""
-    return plan_work_for(run, [Sharing.of(member) for member in run.ready_members()], seed)
+    return plan_work_for(run, [Sharing.of(member, run.state_file.verify) for member in run.ready_members()], seed)
 
 
 def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWork:
@@ -121,7 +121,7 @@ def _promise(run: Run, current: Round) -> Ahead | None:
         current: that round.
     """
     after = run.with_parts(replace(run.progress, step=run.progress.step + 1))
-    ready = [Sharing.of(member) for member in run.ready_members()]
+    ready = [Sharing.of(member, run.state_file.verify) for member in run.ready_members()]
     if (
         after.progress.step > run.last_step
         or run.progress.pause_pending

@@ -90,6 +90,7 @@ def _all_news(run: Run, known: KnownSoFar, room: Room) -> Iterator[DueNews]:
         yield from _no_outcome(run)
         yield from _loss(run, known)
     yield from _quarantine(run)
+    yield from _convicted(run)
     yield from _little_room(run, room)
     if run.models.checkpoint is not None and run.models.checkpoint.step:
         message = (
@@ -144,6 +145,14 @@ def _quarantine(run: Run) -> Iterator[DueNews]:
         count = total_batches(item.batch_id for item in run.work.quarantined)
         message = f"{count} batches are in quarantine; the newest are {newest.batch_id}: {newest.message}"
         yield DueNews("quarantine", str(newest.batch_id), message)
+
+
+def _convicted(run: Run) -> Iterator[DueNews]:
+    convicted = run.members.verification.convicted
+    if convicted:
+        client_id, figures = next(reversed(convicted.items()))
+        message = f"Client {client_id} was convicted and ejected: {figures}. `epochal absolve` takes that back."
+        yield DueNews("member_convicted", client_id, message)
 
 
 def _little_room(run: Run, room: Room) -> Iterator[DueNews]:

@@ -26,6 +26,7 @@ class ReaderKind(Enum):
     MEMBER = "member"
     DATA_SERVER = "data server"
     OPERATOR = "operator"
+    VERIFIER = "verifier"
     STRANGER = "stranger"
 
 
@@ -34,7 +35,8 @@ class Reader:
     """The sender of a request that reads.
 
     Attributes:
-        name: a member's client id, the id of a data server's token, `OPERATOR`, or a stranger's address.
+        name: a member's client id, the id of a data server's or a verifier's token, `OPERATOR`, or a stranger's
+            address.
     """
 
     kind: ReaderKind
@@ -68,6 +70,7 @@ POOLS: Mapping[ReaderKind, Pool] = {
     ReaderKind.MEMBER: Pool(total=40_000, each=16),
     ReaderKind.DATA_SERVER: Pool(total=1_024, each=64),
     ReaderKind.OPERATOR: Pool(total=64, each=64),
+    ReaderKind.VERIFIER: Pool(total=1_024, each=64),
     ReaderKind.STRANGER: Pool(total=2_000, each=64),
 }
 """A member waits for the document and for results, a data server for the document; the rest is for connections that

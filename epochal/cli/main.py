@@ -40,6 +40,7 @@ COMMANDS = {
     "serve.checker:checker": (
         "Check results that arrive in a run's object store and add them up, so that the coordinator need not read them."
     ),
+    "serve.verifier:verifier": "Compute results of a run's members again, and report how far apart the two are.",
     "serve.client:client": (
         "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
     ),
@@ -59,6 +60,9 @@ COMMANDS = {
     "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
     "operate.invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
     "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
+    "operate.status:absolve": (
+        "Let a client join again that replays had convicted, or trust one again of which each result is replayed."
+    ),
     "operate.notify:notify": (
         "Send a test message to each address of a state file, and show what each answers (exit code 1 if one fails)."
     ),
@@ -129,6 +133,9 @@ TOKEN_COMMANDS = {
     ),
     "operate.token:checker": (
         "Print a token for `epochal checker --token`; a coordinator's address needs the admin token."
+    ),
+    "operate.token:verifier": (
+        "Print a token for `epochal verifier --token`; a coordinator's address needs the admin token."
     ),
 }
 

@@ -77,6 +77,9 @@ class IntegerCodec(RecordCodec):
         with np.errstate(all="ignore"):
             np.multiply(codes.astype(np.float32), scales_of(records)[:, None], out=out)
 
+    def steps_of(self, records: Bytes) -> Float32Array:
+        return scales_of(records)
+
     def _scales_for(self, largest: Float32Array) -> Float32Array:
         """Return the scale of each block by the largest magnitude of its values, `(blocks,)`."""
         scales: Float32Array = np.maximum(largest / np.float32(self._largest), LEAST_SCALE)

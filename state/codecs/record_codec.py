@@ -50,6 +50,10 @@ class RecordCodec(ABC):
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
         """Decode records into `out`, (groups, width)."""
 
+    def steps_of(self, records: Bytes) -> Float32Array:  # noqa: ARG002 (a subclass uses it)
+        """Return the distance between neighbouring values that each record can hold, (groups,). Not every codec has."""
+        raise InternalError(f"codec {self.name} has no steps")
+
     def size_bytes(self, count: int) -> int:
         """Return the size of an encoded tensor of `count` values."""
         full, rest = divmod(count, self.group)
@@ -81,6 +85,13 @@ class RecordCodec(ABC):
     def decode(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:
         for records, part in self._parts(block, count, start, start + out.size):
             self.decode_rows(records, out[part.start - start : part.stop - start].reshape(len(records), -1))
+        return out
+
+    def steps(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:
+        """Return the step of each value; the arguments are those of `decode`."""
+        for records, part in self._parts(block, count, start, start + out.size):
+            rows = out[part.start - start : part.stop - start].reshape(len(records), -1)
+            rows[:] = self.steps_of(records)[:, None]
         return out
 
     def _parts(self, block: Bytes, count: int, start: int, stop: int) -> Iterator[tuple[Bytes, slice]]:

@@ -74,6 +74,10 @@ class TwoBitCodec(RecordCodec):
         with np.errstate(all="ignore"):
             np.multiply(factors.astype(np.float32), scales_of(records)[:, None], out=out)
 
+    def steps_of(self, records: Bytes) -> Float32Array:
+        with np.errstate(over="ignore"):
+            return 2 * scales_of(records)
+
 
 _FACTORS = np.array([1, 3, -3, -1], np.int8)
 """2q + 1 by the bits of q."""

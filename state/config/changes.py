@@ -35,6 +35,8 @@ CHANGEABLE = (
     "blobs",
     "run",
     "notify",
+    "verify",
+    "config.verification_percent",
 )
 """The fields, and whole tables, that may change between two starts; everything else is refused."""
 

@@ -12,9 +12,9 @@ MAX_LOSS_ROUNDS = 128
 VARIABLE_PREFIX = "env:"
 DEFAULT_FREE_BYTES = 1024**3
 
-NoticeKind = Literal["members", "no-outcome", "loss", "quarantine", "room", "checkpoint", "end"]
+NoticeKind = Literal["members", "no-outcome", "loss", "quarantine", "member_convicted", "room", "checkpoint", "end"]
 """The kinds of notices: too few members; rounds without an outcome; a loss that rises or is not finite; batches in
-quarantine; little room on the disk or for blobs; a checkpoint; the end of the run."""
+quarantine; a conviction; little room on the disk or for blobs; a checkpoint; the end of the run."""
 NOTICE_KINDS: tuple[NoticeKind, ...] = get_args(NoticeKind)
 
 _VARIABLE = r"env:[A-Za-z_][A-Za-z0-9_]*"

@@ -4,6 +4,7 @@ from fractions import Fraction
 
 from epochal.state.config.mistakes import Rule
 from epochal.state.config.model_table import HF_ARCHITECTURES, Architecture, DataType
+from epochal.state.config.verify_table import agrees_with_psyches
 
 
 def _decimal(number: float) -> Fraction:
@@ -75,6 +76,11 @@ RULES = (
         ("merge.mean", "merge.codec"),
         lambda mean, codec: mean == "all" or codec == "sparse",
         '"all" where merge.codec is {1}: only "sparse" does not send every element',
+    ),
+    Rule(
+        ("config.verification_percent", "verify"),
+        agrees_with_psyches,
+        "0, or the percent of [verify], which it is another name for",
     ),
     Rule(
         ("notify.webhooks",),

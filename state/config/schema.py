@@ -192,6 +192,10 @@ def _known_field(field: FieldInfo) -> Known:
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         below = known_places(kind)
         return Known(field.description or below.allowed, below.children)
+    table = next((arg for arg in get_args(kind) if isinstance(arg, type) and issubclass(arg, BaseModel)), None)
+    if table is not None and NoneType in get_args(kind):
+        below = known_places(table)
+        return Known(f"{below.allowed}, or no such table", below.children, field.get_default())
     default = ABSENT if field.is_required() else field.get_default()
     item = next(iter(get_args(kind)), None) if get_origin(kind) is tuple else None
     if isinstance(item, type) and issubclass(item, BaseModel):

@@ -17,6 +17,7 @@ from epochal.state.config.model_table import LlmConfig
 from epochal.state.config.notify_table import NotifyConfig
 from epochal.state.config.rules import RULES
 from epochal.state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
+from epochal.state.config.verify_table import VerifyConfig, with_psyches_percent
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 from epochal.state.phase_names import RunState
@@ -55,6 +56,7 @@ class RunConfig(Section):
         global_batch_size_start, global_batch_size_end: batches of a round, before and after the warm-up.
         global_batch_size_warmup_tokens: tokens over which the size grows; 0 for no warm-up.
         total_steps: rounds of the run.
+        verification_percent: is read as `verify.percent`.
         data_indices_per_batch: data indices of one batch. Epochal's addition.
         client_timeout_s: a client silent for longer is not in the next roster. Epochal's addition.
         on_bad_data: whether a batch on which three clients failed is recorded and skipped, or pauses the run. Epochal's
@@ -281,6 +283,12 @@ class StateFile(Section):
     packing: PackingConfig = PackingConfig()
     run: RunTable = RunTable()
     notify: NotifyConfig = NotifyConfig()
+    verify: VerifyConfig | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_psyches_percent(cls, tree: Any) -> Any:
+        return with_psyches_percent(tree)
 
     @model_validator(mode="after")
     def _keep_rules(self) -> Self:

@@ -22,6 +22,7 @@ from epochal.state.config.model_table import (
     Ephemeral,
 )
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES, StateFile
+from epochal.state.config.verify_table import MAX_REPEATABLE_STEPS, dropouts
 from epochal.state.errors import Mistake, Unsupported
 
 SERVED_RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
@@ -57,10 +58,8 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
     location = llm.data_location
     if not SERVED_RUN_ID.fullmatch(state.run_id):
         yield Mistake("run_id", show(state.run_id), RUN_ID_LINE)
-    if state.config.verification_percent:
-        yield Mistake(
-            "config.verification_percent", show(state.config.verification_percent), "`verification_percent = 0`"
-        )
+    if state.verify is not None:
+        yield from _unrepeatable(state)
     if llm.architecture not in architectures:
         trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
         yield Mistake("model.LLM.architecture", show(llm.architecture), trainable)
@@ -77,6 +76,27 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
         yield Mistake(place, show(files.num_files), f"`num_files = {MAX_FILES}` or fewer")
     if isinstance(llm.optimizer, Distro):
         yield Mistake("model.LLM.optimizer", show(plain["optimizer"]), f'{_ADAMW} or `optimizer = "Dummy"`')
+
+
+def _unrepeatable(state: StateFile) -> Iterator[Mistake]:
+    """Yield what keeps a verifier from computing a result again that an honest client has made."""
+    merge, llm = state.merge, state.model.LLM
+    if merge.inner_state == "keep":
+        yield _for_verify("merge.inner_state", merge.inner_state, '"reset"', "what clients keep is not public")
+    if merge.error_feedback:
+        yield _for_verify("merge.error_feedback", True, "false", "what earlier results left out is not public")
+    if merge.delay:
+        yield _for_verify("merge.delay", merge.delay, "0", "replays begin from replicas, not from clients' own results")
+    if merge.local_steps > MAX_REPEATABLE_STEPS:
+        line, why = f"{MAX_REPEATABLE_STEPS}, or fewer", "honest machines differ the more the longer they compute"
+        yield _for_verify("merge.local_steps", merge.local_steps, line, why)
+    for place, value in dropouts({"hf": llm.hf or {}, "custom": llm.custom or {}}, ("model", "LLM")):
+        yield _for_verify(".".join(map(str, place)), value, "0.0", "devices draw other random numbers")
+
+
+def _for_verify(path: str, value: object, line: str, why: str) -> Mistake:
+    name = path.rpartition(".")[2]
+    return Mistake(path, show(value), f"`{name} = {line}` where there is a `[verify]`: {why}")
 
 
 def _lacks_config(state: StateFile) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from epochal.state.computed_class import COMPUTED_PATTERN
 from epochal.state.documents import Count, HexBlake3, HexId, HexSha256
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import Lease
@@ -17,9 +18,16 @@ from epochal.state.wire_document import WireDocument
 MAX_DISTANCES = 64
 """Maximum number of distances in one report of a calibration."""
 
-ComputedClass = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,16}/[a-z0-9_.-]{1,32}$")]
+ComputedClass = Annotated[str, Field(pattern=COMPUTED_PATTERN)]
 """How something was computed: precision and kind of device, such as `float32/cpu` or `bf16/nvidia-h100`."""
 Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierToken(WireDocument):
+    """A token for a verifier of the run."""
+
+    token: str
 
 
 @dataclass(frozen=True, slots=True)

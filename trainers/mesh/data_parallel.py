@@ -27,6 +27,7 @@ class SummedLearner:
     def __init__(self, collectives: MeshCollectives, model: Model, optimizer: AdamW | None) -> None:
         self._collectives = collectives
         self._learner = model.learner()
+        self.computed = self._learner.computed
         self._optimizer = optimizer
         self._shapes = model.shapes
         self._received: dict[Part, Tensors] = {PARAMETERS: {}, INNER: {}}

@@ -19,6 +19,7 @@ from typing import Any, Self
 from epochal.data_providers.fetcher import FetchSettings
 from epochal.runtime.retry import MAX_DELAY_S
 from epochal.runtime.task_errors import first_error
+from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidDocument, InvalidInput
@@ -73,9 +74,14 @@ class RoundTensors:
 
 
 class MeshProcesses:
-    """A running mesh."""
+    """A running mesh.
+
+    Attributes:
+        computed: precision and device with which its processes compute.
+    """
 
     def __init__(self, processes: list[asyncio.subprocess.Process], folder: tempfile.TemporaryDirectory[str]) -> None:
+        self.computed = UNKNOWN_CLASS
         self._processes = processes
         self._folder = folder
 
@@ -125,6 +131,7 @@ class MeshProcesses:
                 if isinstance(answer, Failed) and answer.cause == "input":
                     raise InvalidInput(answer.message)
                 raise MeshBroken(f"a process of the mesh did not start: {answer}")
+            found.computed = answer.computed
         folder.cleanup()  # now, because an agent that is killed could not do it later
         return found
 

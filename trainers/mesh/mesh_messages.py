@@ -117,8 +117,9 @@ class TensorsEnd:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process has found the others."""
+    """The process has found the others, and computes as `computed` says (`state/computed_class.py`)."""
 
+    computed: str
     kind: Literal["ready"] = "ready"
 
 

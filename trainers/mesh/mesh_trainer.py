@@ -13,6 +13,7 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from epochal.data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
 from epochal.runtime.worker_thread import Worker
+from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput, TrainerFailed
@@ -56,6 +57,7 @@ class MeshTrainer:
         self._state = state
         self._servers = servers if isinstance(servers, DataServerAccess) else DataServerAccess(servers)
         self._worker = worker
+        self.computed = UNKNOWN_CLASS
         self._processes: MeshProcesses | None = None
         self._fitting_places: int | None = None
         self._inner_state = TentativeInnerState(state.merge.inner_state == "keep")
@@ -115,7 +117,9 @@ class MeshTrainer:
         return done
 
     async def _start(self) -> MeshProcesses:
-        return await MeshProcesses.start(self._options, self._state, self._spec, self._fitting_places)
+        started = await MeshProcesses.start(self._options, self._state, self._spec, self._fitting_places)
+        self.computed = started.computed
+        return started
 
     def _halve(self, plan: RoundPlan, error: DoesNotFit) -> None:
         """Prepare to repeat the round with smaller micro-batches; raise `TrainerFailed` if none are smaller."""

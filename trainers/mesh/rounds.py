@@ -39,6 +39,11 @@ class MeshLearner(Protocol):
     `EpochalError` of these is raised in all of them; another error is that of one, for which the others wait in vain.
     """
 
+    @property
+    def computed(self) -> str:
+        """Precision and device with which this process computes."""
+        ...
+
     def open(self) -> None:
         """Make what the rounds need, if it is not there. Raises an `EpochalError` in this process alone."""
         ...

@@ -23,6 +23,7 @@ from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
@@ -68,6 +69,7 @@ class MeshWorker:
             self._use_device = partial(use_device, device)
         self._model = open_model(parse_document(ModelSpec, canonical_json(start.model)), options=torch_options)
         self._layout = options.layout
+        self.computed = UNKNOWN_CLASS
         self._rounds: MeshRounds | None = None
         self._provider: DataProvider | None = None
         self._receiver: BatchReceiver | None = None
@@ -106,6 +108,7 @@ class MeshWorker:
             if start.options.trainer != TORCH
             else self._sharded_learner(optimizer)
         )
+        self.computed = learner.computed
         names = tuple(self._model.shapes)
         self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker)
 
@@ -216,7 +219,7 @@ async def main() -> None:
             await write_document(agent_out, Failed(cause, str(error)))
             reading.cancel()
             return
-        await write_document(agent_out, Ready())
+        await write_document(agent_out, Ready(process.computed))
         while True:
             answer = await process.take_part(await messages.task(), tensors)
             await messages.rest()  # the agent reads the answer after it has sent them all

@@ -8,6 +8,7 @@ from threadpoolctl import ThreadpoolController
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
+from epochal.state.computed_class import FLOAT32_CPU
 from epochal.state.config.model_table import AdamW, NgramConfig
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
@@ -49,6 +50,8 @@ class NgramModel:
 
 class NgramLearner:
     """The embedded model while it is trained. `context` is that of its `NgramConfig`."""
+
+    computed = FLOAT32_CPU
 
     def __init__(self, context: int) -> None:
         self.parameters: Tensors = {}

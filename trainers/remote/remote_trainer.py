@@ -20,6 +20,7 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
+from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
 from epochal.state.model.tensors import Float32Array, InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
 from epochal.state.refusals import Refusal
@@ -78,6 +79,10 @@ class RemoteTrainer:
         self._session: SessionOpened | None = None
         self._keep_last = False
         self._trained = False
+
+    @property
+    def computed(self) -> str:
+        return UNKNOWN_CLASS if self._session is None else self._session.computed
 
     async def initial_parameters(self, seed: bytes) -> Tensors:
         return await self._worker.run(partial(self._model.initial_parameters, seed))

@@ -12,17 +12,19 @@ optimizer step names the number of its examples, so that the step is taken on al
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import safetensors
 import safetensors.numpy
+from pydantic import Field
 
 from epochal.batching.chunking.column_chunks import Rows
 from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.batching.micro_batches import Example, examples_of
 from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.state.computed_class import COMPUTED_PATTERN
 from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.refusals import Refusal
@@ -60,11 +62,18 @@ class SessionRequest(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened(WireDocument):
-    """An open session. Its id is secret: it gives access to the session. `expires_s`: idle time allowed."""
+    """An open session.
+
+    Attributes:
+        session_id: secret, since it gives access to the session.
+        expires_s: idle time allowed.
+        computed: precision and device with which it computes (`state/computed_class.py`).
+    """
 
     session_id: str
     limits: ServiceLimits
     expires_s: float
+    computed: Annotated[str, Field(pattern=COMPUTED_PATTERN)]
 
 
 @dataclass(frozen=True, slots=True)

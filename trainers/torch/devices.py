@@ -8,6 +8,7 @@ from typing import Self
 import numpy as np
 import torch
 
+from epochal.state.computed_class import computed_class
 from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.torch.objective import TensorBatch
@@ -56,6 +57,13 @@ class Placement:
             and torch.cuda.is_bf16_supported(including_emulation=False)
         )
         return cls(device, torch.bfloat16 if is_half else None)
+
+    @property
+    def computed(self) -> str:
+        """The class of what is computed so."""
+        device = self.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return computed_class("float32" if self.autocast_type is None else "bf16", name)
 
     def computing(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a model's loss is computed in the placement's type."""

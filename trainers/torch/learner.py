@@ -59,6 +59,7 @@ class TorchLearner:
         self, build: Callable[[torch.device], torch.nn.Module], objective: Objective, options: TorchOptions
     ) -> None:
         self._placement = Placement.of(options)
+        self.computed = self._placement.computed
         self._build = build
         self._objective = objective
         self._compiles = options.compiles

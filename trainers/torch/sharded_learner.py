@@ -75,6 +75,7 @@ class ShardedLearner:
         self._mesh = mesh
         self._settings = optimizer
         self._placement = Placement.of(options)
+        self.computed = self._placement.computed
         places = objective.places_at_a_time(self._placement.device.type)
         self._size = MicroBatchSize(options.micro_batch, places, fitting_places)
         self._sharded: ShardedModule | None = None

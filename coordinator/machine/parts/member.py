@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.parts.reliability import NEWCOMER, Conduct
 from epochal.coordinator.machine.parts.speed import UNKNOWN, Speed
+from epochal.coordinator.machine.parts.verification import UNTRUSTED, Trust
 from epochal.state.documents import Roster, RosterEntry
 from epochal.state.wire import ClientId
 
@@ -67,6 +68,7 @@ class Member:
         readiness: how far it is ready to train.
         conduct: how it did in the rounds so far.
         speed: how long a round takes it.
+        trust: how far its results have been verified.
         name, software: that it chose, and the version of its program; "" if it says neither.
     """
 
@@ -78,6 +80,7 @@ class Member:
     readiness: MemberReadiness = NOT_READY
     conduct: Conduct = NEWCOMER
     speed: Speed = UNKNOWN
+    trust: Trust = UNTRUSTED
     name: str = ""
     software: str = ""
 

@@ -14,6 +14,7 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers, Tally, tally_of
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain, removed, shared
 from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.coordinator.machine.parts.verification import NOT_VERIFIED, UNTRUSTED, Trust, Verification
 from epochal.state.wire import ClientId, Sha256
 from epochal.state.wire_document import WireDocument
 
@@ -34,6 +35,7 @@ class RunMembers(WireDocument):
         used_nonces: consumed join nonces and when each expires.
         invitations_used: the client that each invitation of the state file has admitted.
         admissions: who may join beside those whom the state file names.
+        verification: of their results.
         tally: numbers of members that were counted before; not in snapshots (`numbers`).
     """
 
@@ -43,6 +45,7 @@ class RunMembers(WireDocument):
     used_nonces: Mapped[str, float] = field(default_factory=dict)
     invitations_used: Mapping[Sha256, ClientId] = field(default_factory=dict)
     admissions: Admissions = NO_ADMISSIONS
+    verification: Verification = NOT_VERIFIED
     tally: Annotated[Tally | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
     def __contains__(self, client_id: object) -> bool:
@@ -83,11 +86,24 @@ class RunMembers(WireDocument):
 
     def without(self, gone: Iterable[Member], now_s: float) -> "RunMembers":
         """Return the members without these, whose bad conduct is remembered."""
-        left, departed = self, self.departed
+        left, departed, verification = self, self.departed, self.verification
         for member in gone:
             departed = remembered(departed, member.client_id, member.conduct)
+            verification = verification.with_trust(member.client_id, member.trust)
             left = left._changed(removed(left.by_id, member.client_id), member.client_id, now_s)
-        return replace(left, departed=departed)
+        return replace(left, departed=departed, verification=verification)
+
+    def trust_of(self, client_id: ClientId) -> Trust:
+        """Return the trust in a client, which may have left."""
+        member = self.by_id.get(client_id)
+        return self.verification.departed.get(client_id, UNTRUSTED) if member is None else member.trust
+
+    def with_trust(self, client_id: ClientId, trust: Trust) -> "RunMembers":
+        """Return the members with another trust in a client, which may have left."""
+        member = self.by_id.get(client_id)
+        if member is None:
+            return replace(self, verification=self.verification.with_trust(client_id, trust))
+        return replace(self, by_id=added(self.by_id, client_id, replace(member, trust=trust)))
 
     def with_all(self, by_id: Mapping[ClientId, Member]) -> "RunMembers":
         """Return the clients of the run with these as its members."""
@@ -116,6 +132,10 @@ class RunMembers(WireDocument):
     def ejecting(self, client_id: ClientId) -> "RunMembers":
         """Return the members with a client that may not join again; the same value if it may not already."""
         return self if client_id in self.ejected else replace(self, ejected=self.ejected | {client_id})
+
+    def verified_as(self, verification: Verification) -> "RunMembers":
+        """Return the members with this verification; the same value if they have it."""
+        return self if verification is self.verification else replace(self, verification=verification)
 
     def _changed(self, by_id: Mapping[ClientId, Member], changed: ClientId, now_s: float) -> "RunMembers":
         tally = self.tally

@@ -1,4 +1,4 @@
-"""`epochal status`, `pause`, `resume`, `eject` and `fingerprint`: the commands of a run's operator."""
+"""`epochal status`, `pause`, `resume`, `eject`, `absolve` and `fingerprint`: the commands of a run's operator."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.phase_names import ROUND_PHASES, RunState
-from epochal.state.wire import Sha256, canonical_json
+from epochal.state.wire import ClientId, Sha256, canonical_json
 from epochal.view.status_panel import status_panel
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -104,6 +104,18 @@ def eject(
     check_client_id(client_id)
     ejected = ask(url, tls_ca, lambda operator: eject_client(operator, client_id), required_token(admin_token))
     typer.echo(f"client {ejected} was ejected")
+
+
+def absolve(
+    url: UrlArgument,
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="Whole id of the client, as the notice shows it.")],
+    admin_token: AdminToken = None,
+    tls_ca: CoordinatorCaOption = None,
+) -> None:
+    """Let a client join again that replays had convicted, or trust one again of which each result is replayed."""
+    check_client_id(client_id)
+    ask(url, tls_ca, lambda operator: operator.absolve(ClientId(client_id)), required_token(admin_token))
+    typer.echo(f"client {client_id} is absolved; if it was ejected it may join again, as a new one")
 
 
 def fingerprint(

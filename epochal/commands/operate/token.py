@@ -8,7 +8,11 @@ import typer
 from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import STORE_VARIABLE, CoordinatorCaOption
 from epochal.commands.operate.status import ask
-from epochal.coordinator.auth.data_server_tokens import checker_token_from, data_server_token_from
+from epochal.coordinator.auth.data_server_tokens import (
+    checker_token_from,
+    data_server_token_from,
+    verifier_token_from,
+)
 
 Source = Annotated[
     str,
@@ -40,3 +44,12 @@ def checker(source: Source, admin_token: AdminToken = None, tls_ca: CoordinatorC
         typer.echo(made.token)
     else:
         typer.echo(asyncio.run(checker_token_from(source)))
+
+
+def verifier(source: Source, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+    """Print a token for `epochal verifier --token`; a coordinator's address needs the admin token."""
+    if source.startswith(("http://", "https://")):
+        made = ask(source, tls_ca, lambda operator: operator.verifier_token(), required_token(admin_token))
+        typer.echo(made.token)
+    else:
+        typer.echo(asyncio.run(verifier_token_from(source)))

@@ -16,6 +16,7 @@ from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.provisional_round import complete_look
 from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.views import document_of
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.state_file import StateFile
@@ -159,15 +160,17 @@ class Driver:
         current = self.run.round
         if current is None or self.run.state_file.merge.delay:
             return
-        entries, bounds = current.tasks.roster.clients, []
+        entries, bounds, trusted = current.tasks.roster.clients, [], set()
         for entry in entries:
             member = self.run.members.by_id[entry.client_id]
             assert self.run.is_ready(member)
             bounds.append(min(member.claim, member.conduct.earned))
+            if entry.proven:
+                trusted.add(Sharing.of(member, self.run.state_file.verify).trusted)
         proven = [number for number, entry in enumerate(entries) if entry.proven]
         shares, whole = [entries[number].share for number in proven], total_batches(current.tasks.work.shared)
         most = largest_part(shares, whole, current.tasks.roster.ceiling) if proven else 0
-        if sum(min(bounds[number], int(most)) for number in proven) > sum(shares):
+        if len(trusted) < 2 and sum(min(bounds[number], int(most)) for number in proven) > sum(shares):
             assert all(entries[number].share <= bounds[number] for number in proven)
         if not current.tasks.work.isolated and len(proven) in (0, len(entries)):
             counts = {one: total_batches(given) for one, given in current.tasks.plan.assignments.items()}

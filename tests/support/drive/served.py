@@ -22,6 +22,7 @@ from epochal.coordinator.auth.tokens import SessionTokens
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
 from epochal.coordinator.blobs.intake import Intake
+from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.blobs.update_maker import UpdateMaker
 from epochal.coordinator.blobs.uploads import Uploads
 from epochal.coordinator.handlers import Handlers
@@ -111,7 +112,8 @@ def handlers_of(
     intake = Intake(service, InlineWorker(), layout_of)
     uploads, arrivals = Uploads(intake), Arrivals(intake)
     insight = ReadSide(service, history)
-    return Handlers(service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, insight)
+    downloads, replays = Downloads(service), LeasedReplays.of(service)
+    return Handlers(service, nonces, tokens, admin, intake, uploads, downloads, arrivals, replays, insight)
 
 
 def update_maker_of(handlers: Handlers, spool: Spool | None = None) -> UpdateMaker:

@@ -53,6 +53,8 @@ class _OnDemand(Mapping[str, Float32Array]):
 
 
 class BagLearner:
+    computed = "float64/cpu"
+
     def __init__(self) -> None:
         self._weight = np.zeros((256, 256))
         self._velocity = np.zeros((256, 256))

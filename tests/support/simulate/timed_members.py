@@ -145,7 +145,7 @@ class TimedMembers:
         events: list[tuple[float, int, stimuli.Stimulus]] = []
         busy_s: dict[ClientId, float] = {}
         for client_id, count in batches.items():
-            if count:
+            if count and client_id in self.run.members:
                 work_s, upload_s = self.times[client_id](count, number.step)
                 digest = _digest(f"result {client_id} {number.step} {number.attempt}")
                 report = ResultCommitment(number.step, number.attempt, digest, 1000, METRICS)
@@ -176,8 +176,12 @@ class TimedMembers:
         return is_same and bool(current is not None and current.missing.pending)
 
     def _missed(self, batches: Mapping[ClientId, int], step: int) -> frozenset[ClientId]:
-        found = (self.run.members.by_id[client_id] for client_id, count in batches.items() if count)
-        return frozenset(one.client_id for one in found if one.conduct.last_applied_step != step)
+        members = self.run.members.by_id
+        return frozenset(
+            client_id
+            for client_id, count in batches.items()
+            if count and (client_id not in members or members[client_id].conduct.last_applied_step != step)
+        )
 
     def _attest(self, number: RoundNumber) -> None:
         current = self.run.round
@@ -189,6 +193,8 @@ class TimedMembers:
             now = self.run.round
             if now is None or now.number != number:
                 return
+            if witness not in self.run.members:
+                continue
             attested = Attestation(number.step, number.attempt, _digest(f"replica {number.step - 1}"), f"{bits:x}")
             self.send(stimuli.AttestationReceived(witness, attested))
 

@@ -19,7 +19,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.delenv("EPOCHAL_ADMIN_TOKEN", raising=False)
     (tmp_path / "file").touch()
     (tmp_path / "state.toml").write_text(state_text())
-    (tmp_path / "unsupported.toml").write_text(state_text(config__verification_percent=5))
+    (tmp_path / "unsupported.toml").write_text(state_text(model__LLM__architecture="Torchtitan"))
     (tmp_path / "hub.toml").write_text(state_text(model__LLM__checkpoint={"Hub": {"repo_id": "a/b"}}))
     return tmp_path
 

@@ -90,6 +90,11 @@ def test_result_replica_digest_is_returned_and_not_compared() -> None:
     assert check(encode_result(own, DIFFERENCE)) == own
 
 
+def test_result_says_how_it_was_computed() -> None:
+    own = replace(HEADER, computed="bf16/nvidia-h100-80gb-hbm3")
+    assert check(encode_result(own, DIFFERENCE)) == own, "it is not compared"
+
+
 def test_result_bytes_do_not_depend_on_the_order_or_layout_of_arrays() -> None:
     scattered = {"w": np.asfortranarray(DIFFERENCE["w"]), "b": np.repeat(DIFFERENCE["b"], 2)[::2]}
     assert encode_result(HEADER, scattered) == GOOD
@@ -98,6 +103,7 @@ def test_result_bytes_do_not_depend_on_the_order_or_layout_of_arrays() -> None:
 def test_result_written_by_the_safetensors_library_is_accepted() -> None:
     metadata = {"format": "epochal/result/v1", "run_id": "demo", "step": "7", "attempt": "2"}
     metadata |= {"client_id": "ab" * 16, "work_sha256": "cd" * 32, "replica_digest": "ef" * 32}
+    metadata["computed"] = HEADER.computed
     assert check(safetensors.numpy.save(DIFFERENCE, metadata)) == HEADER
 
 
@@ -114,6 +120,10 @@ def test_result_written_by_the_safetensors_library_is_accepted() -> None:
         ("replica_digest", replace(HEADER, replica_digest="xy" * 32)),
         ("codec", replace(HEADER, codec="int8")),
         ("step", replace(HEADER, step=-7)),
+        ("computed", replace(HEADER, computed="float32")),
+        ("computed", replace(HEADER, computed="Float32/cpu")),
+        ("computed", replace(HEADER, computed=f"float32/{'x' * 33}")),
+        ("computed", replace(HEADER, computed="float32/cpu\n")),
     ],
 )
 def test_result_copied_from_elsewhere_is_refused_by_rule(rule: str, other: ResultHeader) -> None:

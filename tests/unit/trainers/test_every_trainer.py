@@ -10,6 +10,7 @@ import pytest
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.computed_class import is_computed_class
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
@@ -79,6 +80,8 @@ async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(
     assert list(trained.difference) == sorted(trained.difference)
     assert trained.token_count == 5 * (8 - case.unpredicted)
     assert bytes_of(start) == before
+    assert is_computed_class(trainer.computed)
+    assert trainer.computed.startswith("float32/" if trainer.name != "torch" else ("float32/", "bf16/"))
     assert (trainer.name == "null") == (trained.loss is None)
     assert (trainer.name == "null") == (not any(array.any() for array in trained.difference.values()))
     await trainer.aclose()

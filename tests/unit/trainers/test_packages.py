@@ -133,7 +133,7 @@ def test_class_that_is_no_trainer_is_named(
     ("body", "message"),
     [
         ("return 1 / 0", "cannot be opened: ZeroDivisionError"),
-        ("return [setup]", "opened a list without name, vocabulary, loads_data, initial_parameters, train"),
+        ("return [setup]", "opened a list without name, vocabulary, loads_data, computed, initial_parameters, train"),
         (
             "from epochal.state.errors import InvalidInput\n        raise InvalidInput('closed on Sundays')",
             "^closed on Sundays$",

@@ -79,7 +79,12 @@ def test_result_of_another_codec_than_the_runs_is_refused(codec: str, other: str
 def test_result_whose_tensors_have_the_type_of_another_codec_is_refused() -> None:
     for codec, wrong in (("int8", DIFFERENCE), ("float32", {name: np.zeros(9, np.uint8) for name in DIFFERENCE})):
         metadata = {"format": "epochal/result/v1", "run_id": "demo", "step": "7", "attempt": "2"}
-        metadata |= {"client_id": "ab" * 16, "work_sha256": "cd" * 32, "replica_digest": "ef" * 32}
+        metadata |= {
+            "client_id": "ab" * 16,
+            "work_sha256": "cd" * 32,
+            "replica_digest": "ef" * 32,
+            "computed": "float32/cpu",
+        }
         data = safetensors.numpy.save(wrong, metadata if codec == "float32" else metadata | {"codec": codec})
         with pytest.raises(InvalidResult) as caught:
             check_result(data, header_of(codec), LAYOUT, MAX_ABS)

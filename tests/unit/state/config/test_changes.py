@@ -25,6 +25,7 @@ APPLIED = [
     ("client__fetch_attempts", 7),
     ("blobs__max_total_bytes", 10**9),
     ("run__keep_journal", "compact"),
+    ("verify", {"percent": 7}),
 ]
 REFUSED = [
     ("run_id", "other"),
@@ -32,7 +33,6 @@ REFUSED = [
     ("config__global_batch_size_end", 13),
     ("config__global_batch_size_warmup_tokens", 1),
     ("config__data_indices_per_batch", 2),
-    ("config__verification_percent", 1),
     ("model__LLM__max_seq_len", 17),
     ("model__LLM__architecture", "HfAuto"),
     ("model__LLM__data_type", "Finetuning"),

@@ -52,6 +52,7 @@ from epochal.state.config.state_file import (
     parse_state,
 )
 from epochal.state.config.support import ensure_supported
+from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.errors import InternalError, InvalidConfig
 from epochal.state.phase_names import RunState
 from epochal.state.wire import document_digest, parse_document
@@ -122,6 +123,7 @@ def test_parse_state_file_as_psyche_writes_it_reads_every_value() -> None:
     assert (state.config.min_clients, state.config.init_min_clients, state.config.witness_nodes) == (2, 3, 1)
     assert state.config.global_batch_size_warmup_tokens == 549755813888
     assert state.config.verification_percent == 50
+    assert state.verify == VerifyConfig(percent=50)
     llm = state.model.LLM
     assert (llm.architecture, llm.data_type) == (Architecture.HF_LLAMA, DataType.PRETRAINING)
     assert (llm.max_seq_len, llm.cold_start_warmup_steps) == (2048, 19)
@@ -279,6 +281,43 @@ def test_example_data_file_fits_its_state(name: str) -> None:
 def test_example_demo_is_the_run_that_the_demo_makes() -> None:
     made = (ROOT / "epochal" / "tools" / "testnet" / "demo_state.toml").read_text(encoding="utf-8")
     assert (EXAMPLES / "demo" / "state.toml").read_text(encoding="utf-8") == made
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"verify": {}}, VerifyConfig(percent=5, within=8)),
+        ({"config__verification_percent": 10}, VerifyConfig(percent=10)),
+        ({"config__verification_percent": 10, "verify": {"within": 4}}, VerifyConfig(percent=10, within=4)),
+        ({"config__verification_percent": 10, "verify": {"percent": 10}}, VerifyConfig(percent=10)),
+        ({"config__verification_percent": 0, "verify": {"percent": 3}}, VerifyConfig(percent=3)),
+    ],
+)
+def test_percent_of_replays_is_read_under_both_names(fields: dict[str, Any], expected: VerifyConfig | None) -> None:
+    state = state_file(**fields)
+    assert state.verify == expected
+    assert parse_state(dump_state(state), "state.toml") == state
+
+
+def test_two_different_percents_of_replays_are_a_mistake() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        state_file(config__verification_percent=10, verify={"percent": 5})
+    (mistake,) = caught.value.mistakes
+    assert (mistake.path, mistake.value) == ("config.verification_percent", "10")
+
+
+def test_mistakes_in_the_table_of_replays_are_named() -> None:
+    with pytest.raises(InvalidConfig) as caught:
+        state_file(verify={"percent": 0, "withn": 3})
+    found = {mistake.path: mistake for mistake in caught.value.mistakes}
+    assert found["verify.percent"].allowed == "an integer from 1 to 100"
+    assert found["verify.withn"].nearest == "within"
+
+
+@pytest.mark.parametrize(("percent", "rounds"), [(1, 99), (5, 19), (10, 9), (30, 3), (50, 1), (100, 0)])
+def test_probation_is_as_long_as_its_work_is_worth(percent: int, rounds: int) -> None:
+    assert VerifyConfig(percent=percent).rounds_on_probation == rounds
 
 
 def test_documentation_names_every_field_and_variant() -> None:

@@ -26,7 +26,6 @@ def ensure_supported(state: StateFile, source: str) -> None:
         ("run_id", "a/b", "letters"),
         ("run_id", "..", "letters"),
         ("run_id", "a\x00b", "letters"),
-        ("config.verification_percent", 1, "`verification_percent = 0`"),
         *(
             ("model.LLM.architecture", name, '`architecture = "EpochalNgram"`')
             for name in ("HfLlama", "HfDeepseek", "HfAuto", "Torchtitan")
@@ -52,13 +51,24 @@ def test_more_numbered_files_than_are_read_are_refused_by_name() -> None:
 
 def test_everything_unsupported_is_named_at_once() -> None:
     state = state_file(
-        config__verification_percent=5, model__LLM__architecture="HfAuto", model__LLM__optimizer={"Distro": DISTRO}
+        config__verification_percent=5,
+        merge__local_steps=101,
+        merge__error_feedback=True,
+        merge__delay=1,
+        model__LLM__architecture="HfAuto",
+        model__LLM__hf={"model_type": "gpt2", "attn_pdrop": 0.1, "resid_pdrop": 0.0, "text": {"dropout": 1}},
+        model__LLM__optimizer={"Distro": DISTRO},
     )
     with pytest.raises(Unsupported) as caught:
         ensure_supported(state, "runs/state.toml")
     assert str(caught.value).startswith("runs/state.toml: not supported yet\n")
     assert [mistake.path for mistake in caught.value.mistakes] == [
-        "config.verification_percent",
+        "merge.inner_state",
+        "merge.error_feedback",
+        "merge.delay",
+        "merge.local_steps",
+        "model.LLM.hf.attn_pdrop",
+        "model.LLM.hf.text.dropout",
         "model.LLM.architecture",
         "model.LLM.optimizer",
     ]
@@ -136,3 +146,16 @@ def test_hugging_face_model_without_a_config_is_refused_by_name(overrides: dict[
         Unsupported, match=r"model\.LLM\.hf is missing; allowed: the keys of the model's `config\.json`"
     ):
         config.ensure_supported(state_file(model__LLM__architecture="HfLlama", **overrides), "state.toml", HF)
+
+
+def test_what_cannot_be_repeated_is_supported_where_nothing_is_verified() -> None:
+    ensure_supported(state_file(merge__local_steps=101, merge__error_feedback=True, merge__delay=1), "state.toml")
+    ensure_supported(state_file(verify={"percent": 10}, merge__inner_state="reset"), "state.toml")
+
+
+def test_line_that_makes_work_repeatable_is_named_with_its_reason() -> None:
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state_file(verify={}), "state.toml")
+    (mistake,) = caught.value.mistakes
+    assert (mistake.path, mistake.value) == ("merge.inner_state", '"keep"')
+    assert mistake.allowed.startswith('`inner_state = "reset"` where there is a `[verify]`: what clients keep')

@@ -1,0 +1,82 @@
+"""Routes of verifiers: results to compute again, by lease, and how far apart the two are."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.requests import Request
+from starlette.responses import Response
+
+from epochal.coordinator.api.request_parts import RUN, VERIFIER, WAIT_S
+from epochal.coordinator.handlers import Handlers
+from epochal.coordinator.machine import stimuli
+from epochal.runtime.connections.shedding import vouch_for
+from epochal.runtime.http.bodies import bearer_token, document_response, read_message
+from epochal.runtime.http.openapi import DescribedRoute, takes
+from epochal.runtime.http.parameters import Query
+from epochal.state.messages.replay_messages import CalibrationReport, LeasedReplay, ReplayFailure, ReplayReport
+
+
+def replay_routes(handlers: Handlers) -> APIRouter:
+    """Return the routes by which verifiers work."""
+    replays = f"{RUN}/replays"
+
+    async def verifier_of(run_id: str, request: Request) -> str:
+        handlers.check_run(run_id)
+        found = handlers.verifier(bearer_token(request.headers))
+        vouch_for(request.scope, f"verifier {found}")
+        return found
+
+    router = APIRouter(route_class=DescribedRoute, dependencies=[VERIFIER, Depends(verifier_of)])
+
+    @router.post(
+        replays,
+        summary="Lease a result to compute again; long poll",
+        response_model=LeasedReplay,
+        responses={204: {"description": "Nothing to compute again within `wait_s`"}},
+        openapi_extra=takes(WAIT_S),
+    )
+    async def lease(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
+        wait_s = Query(request.scope["query_string"]).seconds("wait_s")
+        found = await handlers.replays.lease(verifier, wait_s)
+        return Response(status_code=204) if found is None else document_response(found)
+
+    @router.post(f"{replays}/{{lease}}/renewal", summary="Continue a leased replay", response_model=LeasedReplay)
+    async def renew(verifier: Annotated[str, Depends(verifier_of)], lease: str) -> Response:
+        return document_response(handlers.replays.renew(verifier, lease))
+
+    @router.delete(f"{replays}/{{lease}}", summary="Give a leased replay back", status_code=204)
+    async def give_back(verifier: Annotated[str, Depends(verifier_of)], lease: str) -> Response:
+        handlers.replays.give_back(verifier, lease)
+        return Response(status_code=204)
+
+    @router.post(
+        f"{replays}/reports",
+        summary="How far a result is from its replay",
+        status_code=204,
+        openapi_extra=takes(body=ReplayReport),
+    )
+    async def report(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
+        await handlers.report_replay(verifier, await read_message(request, ReplayReport))
+        return Response(status_code=204)
+
+    @router.post(
+        f"{replays}/failures",
+        summary="Why a result cannot be computed again",
+        status_code=204,
+        openapi_extra=takes(body=ReplayFailure),
+    )
+    async def fail(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
+        await handlers.report_failed_replay(verifier, await read_message(request, ReplayFailure))
+        return Response(status_code=204)
+
+    @router.post(
+        f"{RUN}/calibrations",
+        summary="How far apart honest repetitions of the same work are",
+        status_code=204,
+        openapi_extra=takes(body=CalibrationReport),
+    )
+    async def calibrate(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
+        await handlers.submit(stimuli.CalibrationReported(verifier, await read_message(request, CalibrationReport)))
+        return Response(status_code=204)
+
+    return router

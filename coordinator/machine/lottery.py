@@ -1,0 +1,150 @@
+"""Which results are computed again: exams, and a lottery whose numbers nobody knows before every commitment is bound.
+
+The seed comes with the stimulus that ends the round, when no commitment can change any more, and is journalled with it.
+A new key's first result is an exam: it counts for nothing, and its batches are carried. Where no proven client
+delivers, as in a run's first round, there is none.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from epochal.coordinator.machine.instructions import Instruction, ReplaysDrawn, ReplaysDropped
+from epochal.coordinator.machine.parts.persistent_map import added, removed
+from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.run_models import RunModels
+from epochal.coordinator.machine.parts.verification import MAX_OPEN_REPLAYS, OpenReplay, Trust, Verification, Why
+from epochal.coordinator.machine.run import Run
+from epochal.state.config.state_file import StateFile
+from epochal.state.config.verify_table import VerifyConfig
+from epochal.state.documents import Outcome
+from epochal.state.wire import ClientId, Seed
+
+ONE_COMPARED_OF = 4
+"""One in so many results is replayed by two verifiers although it passes: so one that passes everything is found."""
+
+
+def exams_of(
+    state_file: StateFile, members: RunMembers, current: Round, clients: Iterable[ClientId]
+) -> frozenset[ClientId]:
+    """Return those of these clients, all of which have delivered, whose results are exams."""
+    if state_file.verify is None:
+        return frozenset()
+    proven = {entry.client_id for entry in current.tasks.roster.clients if entry.proven}
+    delivered = frozenset(clients)
+    if not proven & delivered:
+        return frozenset()
+    return frozenset(one for one in delivered - proven if _is_new(members.trust_of(one)))
+
+
+def _is_new(trust: Trust) -> bool:
+    return not (trust.examined or trust.rounds)
+
+
+def after_round(
+    run: Run, current: Round, outcome: Outcome | None, exams: frozenset[ClientId], seed: Seed
+) -> tuple[Run, tuple[Instruction, ...]]:
+    """Return the run after a round with its replays drawn, and without those that nobody made in time.
+
+    Args:
+        run: after the round.
+        current: the round.
+        outcome: of the round; None if it is void.
+        exams: clients whose results in it are exams.
+        seed: random bytes that nobody knew before the round ended.
+    """
+    verify, members = run.state_file.verify, run.members
+    if verify is None:
+        return run, ()
+    members, told = _without_late(members, run.models, run.progress.replica_step - verify.within)
+    if outcome is not None:
+        drawn = tuple(_drawn(members, current, outcome, exams, verify, seed))
+        verification, is_open = members.verification, members.verification.open
+        for one in drawn:
+            is_open = added(is_open, one.key, one)
+        counts = replace(verification.counts, drawn=verification.counts.drawn + len(drawn))
+        members = members.verified_as(replace(verification, open=is_open, counts=counts)) if drawn else members
+        for client_id in exams:
+            members = members.with_trust(client_id, replace(members.trust_of(client_id), examined=True))
+        told = (*told, ReplaysDrawn(outcome.step, drawn)) if drawn else told
+    return run.with_parts(members), told
+
+
+def _drawn(
+    members: RunMembers,
+    current: Round,
+    outcome: Outcome,
+    exams: frozenset[ClientId],
+    verify: VerifyConfig,
+    seed: Seed,
+) -> Iterator[OpenReplay]:
+    """Yield the replays that are drawn of a round's results, in the order of its outcome, and then its exams."""
+    bound, room = current.results.commitments, MAX_OPEN_REPLAYS - len(members.verification.open)
+    awaiting = members.verification.awaiting()
+    clients = (*(entry.client_id for entry in outcome.entries), *sorted(exams))
+    committed = sorted(bound[one].result_sha256 for one in clients)
+    lot = hashlib.sha256(b"".join(map(bytes.fromhex, (seed, *committed)))).digest()
+    for client_id in clients:
+        report, trust = bound[client_id], members.trust_of(client_id)
+        number = hashlib.sha256(lot + bytes.fromhex(report.result_sha256)).digest()
+        why = _why(trust, is_exam=client_id in exams, is_awaiting=client_id in awaiting)
+        is_drawn = int.from_bytes(number[:8], "big") * 100 < verify.percent << 64
+        if room <= 0 or not (is_drawn or why != "drawn"):
+            continue
+        room -= 1
+        yield OpenReplay(
+            step=outcome.step,
+            attempt=outcome.attempt,
+            client_id=client_id,
+            assignment=current.tasks.plan.assignments[client_id],
+            work_sha256=current.tasks.work_sha256,
+            result_sha256=report.result_sha256,
+            size_bytes=report.size_bytes,
+            replica_digest=outcome.replica_digest,
+            why=why,
+            is_compared=number[8] % ONE_COMPARED_OF == 0,
+        )
+
+
+def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why:
+    """Return why a result is certainly replayed, or "drawn" if only the lot decides.
+
+    Of a key of which nothing has passed one is replayed at a time, so that many such keys do not take up the verifiers.
+    """
+    if is_exam:
+        return "exam"
+    if trust.flagged:
+        return "flagged"
+    return "drawn" if trust.passed or is_awaiting else "new"
+
+
+def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[RunMembers, tuple[Instruction, ...]]:
+    """Return the members without replays of steps before this one, or of replicas that cannot be built any more.
+
+    One that a verifier has passed, and that waited for another one, has passed.
+    """
+    verification, oldest = members.verification, models.checkpoints[0].step if models.checkpoints else 0
+    late = [one for one in verification.open.values() if one.step < before or one.step <= oldest]
+    known = tuple(one for one in verification.known if one.step > oldest)
+    if not late and len(known) == len(verification.known):
+        return members, ()
+    has_passed = [one for one in late if one.reports and not one.is_disputed]
+    members = members.verified_as(replace(closed(verification, late), known=known))
+    counts = members.verification.counts
+    counts = replace(
+        counts, dropped=counts.dropped + len(late) - len(has_passed), passed=counts.passed + len(has_passed)
+    )
+    members = members.verified_as(replace(members.verification, counts=counts))
+    for one in has_passed:
+        members = members.with_trust(one.client_id, members.trust_of(one.client_id).with_passed(None))
+    dropped = tuple(one for one in late if one not in has_passed)
+    return members, (ReplaysDropped(dropped, "no verifier computed them in time"),) if dropped else ()
+
+
+def closed(verification: Verification, replays: Iterable[OpenReplay]) -> Verification:
+    """Return the verification without these open replays."""
+    is_open = verification.open
+    for one in replays:
+        is_open = removed(is_open, one.key)
+    return replace(verification, open=is_open)

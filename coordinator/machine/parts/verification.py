@@ -1,0 +1,314 @@
+"""Verification of a run's results: replays that are open, and what earlier ones and calibrations have shown.
+
+The rule kept here: what is kept is bounded, and nothing waits for a replay. One that nobody makes is dropped.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from statistics import fmean, median
+from typing import Literal, NamedTuple, TypeAlias
+
+from epochal.coordinator.machine.parts.persistent_map import Mapped, added, removed
+from epochal.state.intervals import BatchId
+from epochal.state.messages.replay_messages import ReplayReport
+from epochal.state.wire import Blake3, ClientId, Sha256
+from epochal.state.wire_document import WireDocument
+
+REPORTS_TO_CONVICT = 3
+"""Number of replays of one result by which a member may be convicted."""
+MAX_FAILURES = 3
+"""Number of failures after which a replay is dropped."""
+LAST_DISTANCES = 8
+"""Number of a member's last replays by which its drift is judged."""
+DRIFTS = "its last results were farther from their replays than others'"
+MAX_OPEN_REPLAYS = 4096
+"""Maximum number of open replays; beyond it no other result is drawn until some are done."""
+MAX_VERIFIERS = 64
+"""Maximum number of verifiers that a run knows."""
+MAX_KNOWN = 2
+"""Number of results with a known answer that are kept of those that passed, and of those by which one was convicted."""
+MAX_REMEMBERED = 4096
+"""Clients that have left of which the trust is remembered, and convicted ones with their figures, the latest ones."""
+
+ReplayKey: TypeAlias = str
+"""`step/client_id` of a result."""
+Why: TypeAlias = Literal["drawn", "exam", "new", "flagged"]
+"""Why a result is replayed: by lot, because it is a key's first one or none of the key's has passed yet, or because its
+client is flagged."""
+
+
+def replay_key(step: int, client_id: str) -> ReplayKey:
+    """Return the key of the replay of a client's result of a step."""
+    return f"{step}/{client_id}"
+
+
+class Reported(NamedTuple):
+    """A verifier's report on a replay, and the tolerance by which it is judged."""
+
+    verifier: str
+    report: ReplayReport
+    tolerance: float
+
+    @property
+    def ratio(self) -> float:
+        """The excess distance as a multiple of the tolerance; the result passes up to 1."""
+        return self.report.excess / self.tolerance
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReplay:
+    """A result that verifiers are to compute again.
+
+    Attributes:
+        step, attempt: the round.
+        assignment: the client's batches.
+        work_sha256: digest of the round's work list.
+        result_sha256, size_bytes: of the result, whose bytes are kept.
+        replica_digest: of replica `step − 1`, on which the round agreed.
+        why: why it is replayed.
+        is_compared: whether one that passes is also replayed by another verifier, if there is one.
+        reports: of verifiers, the first one first.
+        failures: verifiers that could not replay it, one entry for each failure.
+    """
+
+    step: int
+    attempt: int
+    client_id: ClientId
+    assignment: tuple[BatchId, ...]
+    work_sha256: Sha256
+    result_sha256: Sha256
+    size_bytes: int
+    replica_digest: Blake3
+    why: Why
+    is_compared: bool = False
+    reports: tuple[Reported, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> ReplayKey:
+        """Its key among the open replays."""
+        return replay_key(self.step, self.client_id)
+
+    @property
+    def is_disputed(self) -> bool:
+        """Whether a report was above its tolerance, so that others are asked for."""
+        return any(one.ratio > 1 for one in self.reports)
+
+    def is_new_to(self, verifier: str) -> bool:
+        """Return whether this verifier has not reported it."""
+        return all(one.verifier != verifier for one in self.reports)
+
+    def wants(self, verifier: str) -> bool:
+        """Return whether a report of this verifier is of use; if there are others, theirs is of more."""
+        return self.is_disputed or self.is_new_to(verifier)
+
+    def wanted_class(self, verifier: str) -> str | None:
+        """Return the class in which this verifier is to compute it, if it can; None for its own.
+
+        A disputed result is computed in its client's own class, then, by who has not done it, in another.
+        """
+        if not self.is_disputed:
+            return None
+        own = self.reports[0].report.result_class
+        is_done = any(one.report.replay_class == own for one in self.reports if one.verifier == verifier)
+        return None if is_done or self.reports[-1].report.replay_class == own else own
+
+    @property
+    def answer(self) -> float:
+        """The median excess distance of its reports."""
+        return median(one.report.excess for one in self.reports)
+
+    @property
+    def answer_ratio(self) -> float:
+        """The median of the reports' excess distances as multiples of their tolerances."""
+        return median(one.ratio for one in self.reports)
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A verifier, as far as the run knows it.
+
+    Attributes:
+        heard_step: the run's step when it reported last.
+        reports: number of its reports.
+        doubt: whether it found more ("above") or less ("below") than another one, and has yet to do a task of which
+            the answer is known; "" if it did not.
+        is_refused: whether it failed at such a task, so that its reports are refused.
+    """
+
+    heard_step: int
+    reports: int = 0
+    doubt: Literal["", "above", "below"] = ""
+    is_refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Distances:
+    """The distances of one pair of classes and one number of local steps.
+
+    Attributes:
+        calibrated: the largest between honest repetitions; None before a calibration.
+        passed: the last ones that passed, with their clients.
+    """
+
+    calibrated: float | None = None
+    passed: tuple[tuple[ClientId, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """How far a client's results have been verified.
+
+    Attributes:
+        examined: whether its first result was an exam, which counts for nothing. It was none where nobody was proven.
+        rounds: number of its results that were applied and earned it a larger part.
+        passed: number of its results that passed a replay.
+        drift: of the last ones, the distance as a multiple of the most that is usual for others.
+        flagged: why each of its results is replayed; "" if they are not.
+        passed_flagged: number of results that passed since it was flagged.
+    """
+
+    examined: bool = False
+    rounds: int = 0
+    passed: int = 0
+    drift: tuple[float, ...] = ()
+    flagged: str = ""
+    passed_flagged: int = 0
+
+    def is_earning(self, *, is_awaiting: bool) -> bool:
+        """Whether a result that is applied earns it a larger part.
+
+        Args:
+            is_awaiting: whether an earlier one is awaiting a replay. Those with whom the run began, on whose word
+                everything rests anyway, need not wait for that.
+        """
+        return not self.flagged and (not self.examined or (self.passed > 0 and not is_awaiting))
+
+    def is_held(self, rounds_on_probation: int, *, is_awaiting: bool) -> bool:
+        """Whether its share does not grow with a result that is applied."""
+        is_tested = self.flagged or self.rounds < rounds_on_probation
+        return bool(is_tested) and not self.is_earning(is_awaiting=is_awaiting)
+
+    def with_applied(self, *, is_awaiting: bool) -> "Trust":
+        """Return the trust after a result was applied."""
+        return replace(self, rounds=self.rounds + 1) if self.is_earning(is_awaiting=is_awaiting) else self
+
+    def with_flag(self, reason: str) -> "Trust":
+        """Return the trust with each result replayed."""
+        return replace(self, flagged=reason, passed_flagged=0)
+
+    def with_passed(self, per_usual: float | None) -> "Trust":
+        """Return the trust after a result has passed, so many times as far from its replay as is usual at most."""
+        drift = self.drift if per_usual is None else (*self.drift, per_usual)[-LAST_DISTANCES:]
+        after = replace(self, passed=self.passed + 1, drift=drift, passed_flagged=self.passed_flagged + 1)
+        if len(drift) == LAST_DISTANCES and fmean(drift) > 1:
+            return after.with_flag(DRIFTS)
+        is_cleared = self.flagged and after.passed_flagged >= LAST_DISTANCES
+        return replace(after, flagged="") if is_cleared else after
+
+
+UNTRUSTED = Trust()
+"""The trust in a client that is not known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Numbers of replays since the run began.
+
+    Attributes:
+        drawn: results that were drawn.
+        passed, convicted: results that passed, and members that were convicted.
+        dropped: results that nobody replayed in time.
+    """
+
+    drawn: int = 0
+    passed: int = 0
+    convicted: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Verification(WireDocument):
+    """The verification of a run's results.
+
+    Attributes:
+        open: results that are to be computed again, the oldest first.
+        known: results of which several replays agreed, by which verifiers are tested.
+        verifiers: by name.
+        distances: by result's class, replay's class and local steps, as `distances_key` joins them.
+        convicted: what each convicted client was found by, in words.
+        departed: the trust in clients that have left, the latest last.
+        counts: numbers of replays.
+    """
+
+    open: Mapped[ReplayKey, OpenReplay] = field(default_factory=dict)
+    known: tuple[OpenReplay, ...] = ()
+    verifiers: Mapping[str, Verifier] = field(default_factory=dict)
+    distances: Mapping[str, Distances] = field(default_factory=dict)
+    convicted: Mapping[ClientId, str] = field(default_factory=dict)
+    departed: Mapped[ClientId, Trust] = field(default_factory=dict)
+    counts: Counts = Counts()
+
+    def awaiting(self) -> frozenset[ClientId]:
+        """Return the clients of which a result is awaiting a replay."""
+        return frozenset(one.client_id for one in self.open.values())
+
+    def blobs(self) -> frozenset[Sha256]:
+        """Return the results that must stay for replays."""
+        return frozenset(one.result_sha256 for one in (*self.open.values(), *self.known))
+
+    def is_for_others(self, replay: OpenReplay, verifier: str, step: int, within: int) -> bool:
+        """Return whether a verifier that was heard in the last rounds, another one, has not reported on a replay yet.
+
+        Args:
+            replay: an open one.
+            verifier: the name of this one.
+            step: of the run.
+            within: `verify.within`.
+        """
+        return any(
+            name != verifier and not one.is_refused and step - one.heard_step <= within and replay.is_new_to(name)
+            for name, one in self.verifiers.items()
+        )
+
+    def test_of(self, verifier: str) -> OpenReplay | None:
+        """Return the result with a known answer that a doubted verifier is to compute again, if there is one."""
+        doubt = self.verifiers[verifier].doubt if verifier in self.verifiers else ""
+        suited = (one for one in self.known if (one.answer_ratio > 1) == (doubt == "below"))
+        return next(suited, None) if doubt else None
+
+    def due(self, verifier: str, step: int, within: int) -> Iterator[OpenReplay]:
+        """Yield what a verifier is to compute again, the most urgent first.
+
+        First what tests it, then disputed results, then others, the oldest first. A disputed one that it has reported
+        itself is for others, where one was heard in the last rounds that has not.
+
+        Args:
+            verifier: its name.
+            step: of the run.
+            within: `verify.within`.
+        """
+        known = self.verifiers.get(verifier)
+        if known is not None and known.is_refused:
+            return
+        test = self.test_of(verifier)
+        if test is not None:
+            yield test
+        wanted = [one for one in self.open.values() if one.wants(verifier)]
+        for one in wanted:
+            if one.reports and (one.is_new_to(verifier) or not self.is_for_others(one, verifier, step, within)):
+                yield one
+        yield from (one for one in wanted if not one.reports)
+
+    def with_trust(self, client_id: ClientId, trust: Trust) -> "Verification":
+        """Return it with the trust in a client that has left remembered, if there is any or it is flagged."""
+        departed = removed(self.departed, client_id) if client_id in self.departed else self.departed
+        if trust != UNTRUSTED:
+            departed = added(departed, client_id, trust)
+        while len(departed) > MAX_REMEMBERED:
+            departed = removed(departed, next(iter(departed)))
+        return self if departed is self.departed else replace(self, departed=departed)
+
+
+NOT_VERIFIED = Verification()
+"""The verification of a run of which nothing was replayed."""

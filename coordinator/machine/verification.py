@@ -1,0 +1,305 @@
+"""What verifiers report, and what follows: results pass, or their clients are convicted; verifiers are tested.
+
+The rules kept here: nobody is convicted by fewer than three replays, the median of which is above its tolerance, nor,
+where verifiers contradict each other, by one verifier alone. Two verifiers that differ by more than a tolerance are
+doubted: each gets a result of which the answer is known from several replays, and loses its role if it fails. Nothing
+waits for any of this.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Literal
+
+from epochal.coordinator.machine import membership
+from epochal.coordinator.machine.instructions import Convicted, Instruction, Replayed, ReplaysDropped, VerifierTested
+from epochal.coordinator.machine.lottery import closed
+from epochal.coordinator.machine.parts.persistent_map import added
+from epochal.coordinator.machine.parts.run_members import RunMembers
+from epochal.coordinator.machine.parts.tolerances import (
+    MAX_PAIRS,
+    distances_key,
+    per_usual,
+    tolerance_of,
+    with_calibration,
+    with_passed,
+)
+from epochal.coordinator.machine.parts.verification import (
+    MAX_FAILURES,
+    MAX_KNOWN,
+    MAX_REMEMBERED,
+    MAX_VERIFIERS,
+    REPORTS_TO_CONVICT,
+    UNTRUSTED,
+    Distances,
+    OpenReplay,
+    Reported,
+    Verification,
+    Verifier,
+    replay_key,
+)
+from epochal.coordinator.machine.run import Handled, Run
+from epochal.coordinator.machine.stimuli import (
+    CalibrationReported,
+    ClientAbsolved,
+    ReplayFailed,
+    ReplayReported,
+    VerifierStimulus,
+)
+from epochal.state.errors import Refused
+from epochal.state.messages.replay_messages import CalibrationReport
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId
+
+
+def take(run: Run, event: VerifierStimulus) -> Handled:
+    """Return the run after a verifier's report.
+
+    Raises:
+        Refused: `forbidden` for a verifier that lost its role, `not-now` in a run without `[verify]`, `overloaded` for
+            one verifier or pair of classes too many; of a result, `stale-round` or `not-found` if its replay is not
+            open, and `already-committed` if the verifier has reported it in this class.
+    """
+    if run.state_file.verify is None:
+        raise Refused(Refusal.NOT_NOW, "this run has no [verify]: nothing is computed again")
+    known = run.members.verification.verifiers
+    verifier = known.get(event.verifier, Verifier(run.progress.step))
+    if verifier.is_refused:
+        message = f"verifier {event.verifier} lost its role: its answer to a task with a known answer was wrong"
+        raise Refused(Refusal.FORBIDDEN, message)
+    if event.verifier not in known and len(known) >= MAX_VERIFIERS:
+        raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_VERIFIERS} verifiers, as many as it may")
+    match event:
+        case CalibrationReported():
+            members = _calibrated(run.members, event.report)
+            return run.with_parts(_heard(members, run, event.verifier)), ()
+        case ReplayFailed():
+            return _take_failure(run, event)
+        case ReplayReported():
+            return _take_report(run, event)
+
+
+def absolve(run: Run, event: ClientAbsolved) -> Run:
+    """Return the run in which a convicted client may join again, as a new one, or in which one is flagged no more.
+
+    Raises:
+        Refused: `not-found` if it is neither convicted nor flagged.
+    """
+    client_id, members = event.client_id, run.members
+    verification, trust = members.verification, members.trust_of(client_id)
+    if client_id in verification.convicted:
+        convicted = {one: figures for one, figures in verification.convicted.items() if one != client_id}
+        kept = replace(members, ejected=members.ejected - {client_id})
+        return run.with_parts(kept.verified_as(replace(verification, convicted=convicted)))
+    if not trust.flagged:
+        raise Refused(Refusal.NOT_FOUND, f"client {client_id} is neither convicted nor flagged")
+    return run.with_parts(members.with_trust(client_id, replace(trust, flagged="", drift=())))
+
+
+def _heard(members: RunMembers, run: Run, name: str) -> RunMembers:
+    """Return the members with a verifier that was heard now."""
+    verification = members.verification
+    before = verification.verifiers.get(name, Verifier(run.progress.step))
+    after = replace(before, heard_step=run.progress.step, reports=before.reports + 1)
+    return members.verified_as(replace(verification, verifiers={**verification.verifiers, name: after}))
+
+
+def _calibrated(members: RunMembers, report: CalibrationReport) -> RunMembers:
+    key = distances_key(report.result_class, report.replay_class, report.local_steps)
+    verification = members.verification
+    known = verification.distances.get(key)
+    if known is None and len(verification.distances) >= MAX_PAIRS:
+        raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_PAIRS} pairs of classes, as many as it may")
+    return members.verified_as(_with_distances(verification, key, with_calibration(known, report.distances)))
+
+
+def _with_distances(verification: Verification, key: str, distances: Distances) -> Verification:
+    return replace(verification, distances={**verification.distances, key: distances})
+
+
+def _take_failure(run: Run, event: ReplayFailed) -> Handled:
+    failure, verification = event.failure, run.members.verification
+    task = _open(run, failure.step, failure.client_id)
+    failed = replace(task, failures=(*task.failures, event.verifier))
+    members = _heard(run.members, run, event.verifier)
+    verification = members.verification
+    if len(failed.failures) < MAX_FAILURES:
+        return run.with_parts(members.verified_as(_with_open(verification, failed))), ()
+    counts = replace(verification.counts, dropped=verification.counts.dropped + 1)
+    members = members.verified_as(replace(closed(verification, (task,)), counts=counts))
+    reason = f"verifiers failed {MAX_FAILURES} times, last by {failure.kind}: {failure.message}"
+    return run.with_parts(members), (ReplaysDropped((failed,), reason),)
+
+
+def _open(run: Run, step: int, client_id: str) -> OpenReplay:
+    found = run.members.verification.open.get(replay_key(step, client_id))
+    if found is not None:
+        return found
+    message = f"the result of client {client_id} of step {step} is not to be computed again, or is no longer"
+    raise Refused(Refusal.STALE_ROUND if step < run.progress.step else Refusal.NOT_FOUND, message)
+
+
+def _with_open(verification: Verification, replay: OpenReplay) -> Verification:
+    return replace(verification, open=added(verification.open, replay.key, replay))
+
+
+def _take_report(run: Run, event: ReplayReported) -> Handled:
+    report, name = event.report, event.verifier
+    verification, key = run.members.verification, replay_key(report.step, report.client_id)
+    test = verification.test_of(name)
+    if test is not None and key == test.key and report.result_sha256 == test.result_sha256:
+        return _tested(run, event, test)
+    task = _open(run, report.step, report.client_id)
+    if report.result_sha256 != task.result_sha256:
+        raise Refused(Refusal.NOT_FOUND, f"the result of client {report.client_id} is {task.result_sha256}")
+    assert run.state_file.verify is not None
+    has_others = verification.is_for_others(task, name, run.progress.step, run.state_file.verify.within)
+    for one in task.reports:
+        if one.verifier == name and one.report == report:
+            return run, ()
+        if one.verifier == name and (
+            not task.is_disputed or (has_others and one.report.replay_class == report.replay_class)
+        ):
+            message = f"verifier {name} has reported the result of step {report.step} of client {report.client_id}"
+            raise Refused(Refusal.ALREADY_COMMITTED, message)
+    pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
+    found = Reported(name, report, tolerance_of(verification.distances.get(pair)))
+    members = _heard(run.members, run, name)
+    task = replace(task, reports=(*task.reports, found))
+    members = members.verified_as(_doubting(_with_open(members.verification, task), task.reports))
+    verdict = _verdict(task, has_others=has_others)
+    told: tuple[Instruction, ...] = (Replayed(name, report, found.tolerance, verdict or "passed"),)
+    run = run.with_parts(members)
+    match verdict:
+        case "passed":
+            return run.with_parts(_passed(members, task, run.state_file.merge.local_steps)), told
+        case "unclear":
+            return run.with_parts(_settled(members, task, dropped=1)), told
+        case "convicted":
+            run, convicted = _convicted(run, task)
+            return run, (*told, *convicted)
+    return run, told
+
+
+def _verdict(task: OpenReplay, *, has_others: bool) -> Literal["passed", "disputed", "unclear", "convicted"] | None:
+    """Return what the reports on a result give: "disputed" or None while others are due.
+
+    One that has passed waits for another verifier if it is to be compared and there is one.
+    """
+    above = [one for one in task.reports if one.ratio > 1]
+    if not above:
+        return None if task.is_compared and has_others and len(task.reports) == 1 else "passed"
+    if len(task.reports) < REPORTS_TO_CONVICT:
+        return "disputed"
+    if task.answer_ratio <= 1:
+        return "passed"
+    is_contradicted = len({one.verifier for one in task.reports}) > 1
+    return "unclear" if is_contradicted and len({one.verifier for one in above}) == 1 else "convicted"
+
+
+def _doubting(verification: Verification, reports: Sequence[Reported]) -> Verification:
+    """Return it with verifiers doubted that differ from each other by more than their tolerances on the same result."""
+    verifiers = dict(verification.verifiers)
+    *earlier, last = reports
+    for one in earlier:
+        if one.verifier == last.verifier:
+            continue
+        low, high = sorted((one, last), key=lambda each: each.report.excess)
+        if high.report.excess - low.report.excess > max(low.tolerance, high.tolerance):
+            verifiers[low.verifier] = replace(verifiers[low.verifier], doubt="below")
+            verifiers[high.verifier] = replace(verifiers[high.verifier], doubt="above")
+    return replace(verification, verifiers=verifiers)
+
+
+def _tested(run: Run, event: ReplayReported, test: OpenReplay) -> Handled:
+    """Return the run after a doubted verifier computed a result again of which the answer is known."""
+    members, report = _heard(run.members, run, event.verifier), event.report
+    verification = members.verification
+    pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
+    is_wrong = abs(report.excess - test.answer) > tolerance_of(verification.distances.get(pair))
+    after = replace(verification.verifiers[event.verifier], doubt="", is_refused=is_wrong)
+    verification = replace(verification, verifiers={**verification.verifiers, event.verifier: after})
+    if is_wrong:
+        verification = _without_reports(verification, event.verifier)
+    told = VerifierTested(event.verifier, report.excess, test.answer, is_wrong)
+    return run.with_parts(members.verified_as(verification)), (told,)
+
+
+def _without_reports(verification: Verification, name: str) -> Verification:
+    """Return it without a verifier's reports on results that are still open."""
+    for one in list(verification.open.values()):
+        kept = tuple(of for of in one.reports if of.verifier != name)
+        if len(kept) < len(one.reports):
+            verification = _with_open(verification, replace(one, reports=kept))
+    return verification
+
+
+def _settled(members: RunMembers, task: OpenReplay, *, passed: int = 0, dropped: int = 0) -> RunMembers:
+    """Return the members with a replay closed, and counted."""
+    verification = closed(members.verification, (task,))
+    counts = verification.counts
+    counts = replace(counts, passed=counts.passed + passed, dropped=counts.dropped + dropped)
+    return members.verified_as(replace(verification, counts=counts))
+
+
+def _passed(members: RunMembers, task: OpenReplay, local_steps: int) -> RunMembers:
+    """Return the members after a result has passed."""
+    members, trust = _settled(members, task, passed=1), members.trust_of(task.client_id)
+    last = next(one for one in reversed(task.reports) if one.ratio <= 1)
+    pair = distances_key(last.report.result_class, last.report.replay_class, local_steps)
+    verification = _with_known(members.verification, task)
+    before = verification.distances.get(pair)
+    if before is not None or len(verification.distances) < MAX_PAIRS:
+        verification = _with_distances(verification, pair, with_passed(before, task.client_id, last.report.excess))
+    excess = per_usual(before, task.client_id, last.report.excess)
+    return members.verified_as(verification).with_trust(task.client_id, trust.with_passed(excess))
+
+
+def _with_known(verification: Verification, task: OpenReplay) -> Verification:
+    """Return it with a result as one of those with a known answer, if several replays agree on it.
+
+    That are three, or two of different verifiers.
+    """
+    is_agreed = len({one.verifier for one in task.reports}) > 1
+    is_clear = all(
+        abs(one.report.excess - other.report.excess) <= max(one.tolerance, other.tolerance)
+        for one, other in combinations(task.reports, 2)
+    )
+    if not (len(task.reports) >= REPORTS_TO_CONVICT or (is_agreed and is_clear)):
+        return verification
+    is_above = task.answer_ratio > 1
+    alike = [one for one in verification.known if (one.answer_ratio > 1) == is_above]
+    others = [one for one in verification.known if (one.answer_ratio > 1) != is_above]
+    return replace(verification, known=(*others, *[*alike, task][-MAX_KNOWN:]))
+
+
+def _convicted(run: Run, task: OpenReplay) -> Handled:
+    """Return the run without a convicted client, whose waiting results are void; those it came with are flagged."""
+    client_id, members = task.client_id, run.members
+    found = ", ".join(f"{one.report.excess:.3g} (of {one.tolerance:.3g}) by {one.verifier}" for one in task.reports)
+    figures = f"its result of step {task.step} was farther from what verifiers computed than is allowed: {found}"
+    invitation = members.admissions.admitted.get(client_id)
+    run, left = membership.leave(run, (client_id,), "convicted")
+    members = run.members
+    verification = closed(
+        members.verification, [one for one in members.verification.open.values() if one.client_id == client_id]
+    )
+    counts = replace(verification.counts, convicted=verification.counts.convicted + 1)
+    convicted = dict(list({**verification.convicted, client_id: figures}.items())[-MAX_REMEMBERED:])
+    verification = replace(verification, counts=counts, convicted=convicted).with_trust(client_id, UNTRUSTED)
+    members = members.verified_as(_with_known(verification, task))
+    if len(members.ejected) < membership.MAX_EJECTED:
+        members = members.ejecting(client_id)
+    reason = f"client {client_id}, which came by the same invitation, was convicted"
+    for other in _invited_alike(members, client_id, invitation):
+        members = members.with_trust(other, members.trust_of(other).with_flag(reason))
+    told = Convicted(client_id, task.step, figures, run.clock.now_s)
+    return run.with_parts(members), (*left, told)
+
+
+def _invited_alike(members: RunMembers, client_id: ClientId, invitation: str | None) -> list[ClientId]:
+    """Return the other clients that came by an invitation."""
+    if invitation is None:
+        return []
+    admitted = members.admissions.admitted
+    return [one for one, by in admitted.items() if by == invitation and one not in members.ejected and one != client_id]

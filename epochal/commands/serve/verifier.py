@@ -1,0 +1,185 @@
+"""`epochal verifier`: compute results of a run's members again, for a coordinator that judges them."""
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from epochal.cli.options.client_data import (
+    CacheBytesOption,
+    CacheOption,
+    DataChoice,
+    DataOption,
+    InsecureDataOption,
+    provider_opener,
+)
+from epochal.cli.options.client_trainer import ClientTrainer
+from epochal.cli.options.shared import (
+    VERIFIER_TOKEN_VARIABLE,
+    CoordinatorCaOption,
+    LogFormatOption,
+    UrlArgument,
+    VerboseOption,
+    trusted,
+)
+from epochal.cli.options.spool_folder import checked_spool_folder
+from epochal.cli.options.torch_trainer import (
+    CompileOption,
+    DeviceOption,
+    MicroBatchOption,
+    PrecisionOption,
+    check_goes_with_torch,
+    torch_options,
+)
+from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.printing import run_to_end, say
+from epochal.cli.shutdown import interruption
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
+from epochal.run_manager.context import ClientDependencies
+from epochal.run_manager.events import ignore
+from epochal.runtime.http.redacted_urls import without_password
+from epochal.runtime.permissions import Permissions
+from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
+from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.errors import InvalidInput, Refused
+from epochal.state.refusals import Refusal
+from epochal.tools.replays.verifier import Verifier, VerifierOptions, opened_verifier
+from epochal.trainers.architectures import TORCH
+from epochal.trainers.registry import REMOTE, TRAINERS, TrainerOptions, check_trainer_name
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
+
+MAX_PIECES = 1_000
+
+
+def verifier(
+    url: UrlArgument,
+    token: Annotated[
+        str,
+        typer.Option(envvar=VERIFIER_TOKEN_VARIABLE, help="Token from `epochal token verifier`.", show_default=False),
+    ] = "",
+    trainer: Annotated[
+        str, typer.Option(help="What computes: numpy (the embedded model), torch, or the trainer of a package.")
+    ] = "numpy",
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    compiles: CompileOption = False,
+    micro_batch: MicroBatchOption = None,
+    data: DataOption = None,
+    insecure: InsecureDataOption = False,
+    cache: CacheOption = None,
+    cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
+    calibrate: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_PIECES,
+            metavar="N",
+            help="First repeat N pieces of the run's work in each class that this machine has, and report how far apart"
+            " honest repetitions are.",
+        ),
+    ] = 0,
+    spool: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder on a disk for temporary files: the model as often as `verify.within` of the state file says,"
+            " and twice more. Default: /var/tmp, or where the system keeps temporary files.",
+        ),
+    ] = None,
+    reconnect_s: Annotated[
+        float, typer.Option("--reconnect", min=0, help="Seconds to retry while the coordinator does not answer.")
+    ] = DEFAULT_BOUND_S,
+    tls_ca: CoordinatorCaOption = None,
+    log_format: LogFormatOption = LogFormat.TEXT,
+    verbose: VerboseOption = False,
+) -> None:
+    """Compute results of a run's members again, and report how far apart the two are.
+
+    The coordinator says which results, by lease, and judges what comes of it. Run it on the operator's own machines, as
+    many as you like, each with a token of its own. What it holds when it ends goes to another one.
+    """
+    start_logging(log_format, verbose=verbose)
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidInput(
+            f"--token (or {VERIFIER_TOKEN_VARIABLE}) is missing or no token; `epochal token verifier` makes one"
+        )
+    check_trainer_name(trainer)
+    if trainer == REMOTE:
+        raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")
+    verify, permissions = trusted(tls_ca), Permissions.of_own_run()
+    torch = torch_options(device, precision, micro_batch, compiles=compiles)
+    check_goes_with_torch(torch, trainer)
+    options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
+    choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
+    policy = RetryPolicy(bound_s=reconnect_s)
+    work = _Work(trainer, options, choice, policy, checked_spool_folder(spool))
+    run_to_end(_verify(url, token, work, calibrate, verify))
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """How the process computes: trainer, data, retries, and the folder of its temporary files."""
+
+    trainer: str
+    options: TrainerOptions
+    data: DataChoice
+    policy: RetryPolicy
+    spool_folder: Path
+
+    @property
+    def varies(self) -> bool:
+        """Whether the trainer takes the options of torch."""
+        return self.trainer == TORCH or self.trainer not in TRAINERS
+
+    def opening(self, precision: str | None, micro_batch: int | None) -> ClientDependencies:
+        """Return what opens data and trainer, in another precision or with other micro-batches where these are given.
+
+        Raises:
+            InvalidInput: this machine or the trainer cannot.
+        """
+        torch = self.options.torch
+        if precision is not None or micro_batch is not None:
+            torch = replace(torch, precision=precision or torch.precision, micro_batch=micro_batch or torch.micro_batch)
+            check_goes_with_torch(torch, self.trainer)
+        trainer = ClientTrainer(self.trainer, replace(self.options, torch=torch), None)
+        return ClientDependencies(
+            retry_policy=self.policy,
+            new_worker=WorkerThread,
+            open_provider=provider_opener(self.data),
+            open_trainer=trainer.open,
+            observer=ignore,
+            spool_folder=self.spool_folder,
+            permissions=self.data.permissions,
+        )
+
+
+async def _verify(url: str, token: str, work: _Work, pieces: int, verify: bool | str) -> None:
+    async with await CoordinatorClient.connect(url, work.policy, verify) as coordinator:
+        coordinator.use_token(token)
+        options = VerifierOptions(work.policy, work.spool_folder, work.opening, say)
+        with interruption() as stop:
+            try:
+                async with opened_verifier(coordinator, options) as opened:
+                    say(f"verifying results of run {coordinator.run_id}")
+                    async with asyncio.TaskGroup() as tasks:
+                        computing = tasks.create_task(_compute(opened, pieces, varies=work.varies))
+                        stopping = tasks.create_task(stop.wait())
+                        await asyncio.wait([stopping, computing], return_when=asyncio.FIRST_COMPLETED)
+                        stopping.cancel()
+                        computing.cancel()
+            except Refused as refusal:
+                if refusal.kind is not Refusal.UNAUTHORIZED:
+                    raise
+                raise InvalidInput(
+                    f"--token (or {VERIFIER_TOKEN_VARIABLE}) is not a verifier's token of the coordinator at "
+                    f"{without_password(url)} and its run, or has expired; `epochal token verifier` makes one"
+                ) from refusal
+
+
+async def _compute(opened: Verifier, pieces: int, *, varies: bool) -> None:
+    if pieces:
+        await opened.calibrate(pieces, varies=varies)
+    await opened.run()

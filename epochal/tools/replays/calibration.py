@@ -1,0 +1,142 @@
+"""How far apart honest repetitions of the same work are, by precision and device.
+
+Each piece of work is computed several times: as the verifier computes, with other micro-batches, and in the other
+precision. Every one of them is taken for a result once, encoded as a client's, and compared with all the others. So as
+many differences as repetitions are in memory at a time.
+"""
+
+import itertools
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from functools import partial
+
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.state_file import MergeConfig
+from epochal.state.documents import Outcome, OutcomeEntry
+from epochal.state.errors import InvalidInput, Refused
+from epochal.state.messages.replay_messages import MAX_DISTANCES, CalibrationReport
+from epochal.state.model.tensors import Tensors, layout_of
+from epochal.state.phase_names import RunState
+from epochal.state.refusals import Refusal
+from epochal.state.replay_distance import replay_distance
+from epochal.state.results import ResultHeader, decode_result, result_of
+from epochal.state.wire import Blake3
+from epochal.tools.replays.opened_trainers import OpenedTrainers
+from epochal.tools.replays.past_replicas import PastReplicas
+from epochal.tools.replays.replay import WorkOfRound
+from epochal.tools.replays.session import FollowedRun, RepeatedRequests
+
+log = logging.getLogger(__name__)
+
+FEW_ROWS = 2
+"""Rows at a time of a repetition with other micro-batches."""
+OTHER_PRECISION = {"float32": "bf16", "bf16": "float32"}
+
+Classes = tuple[str, str]
+"""Those of a result and of its replay."""
+
+
+class Calibration:
+    """Repeats work of a run's last rounds, whoever had it."""
+
+    def __init__(
+        self,
+        requests: RepeatedRequests,
+        run: FollowedRun,
+        replicas: PastReplicas,
+        trainers: OpenedTrainers,
+        worker: Worker,
+    ) -> None:
+        self._requests = requests
+        self._run = run
+        self._replicas = replicas
+        self._trainers = trainers
+        self._worker = worker
+
+    async def reports(self, count: int, *, varies: bool) -> list[CalibrationReport]:
+        """Return the distances of `count` pieces of work, or of those that the run has had at its end.
+
+        Args:
+            count: number of pieces.
+            varies: whether to compute them in other precisions and micro-batches, too; else twice in the same way.
+
+        Raises:
+            InvalidInput: the run has ended, and nothing can be repeated.
+            DataError, TrainerFailed: a piece cannot be computed.
+        """
+        found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+        done = 0
+        async for outcome, entry in self._pieces():
+            local_steps, distances = await self._distances(outcome, entry, varies=varies)
+            for (result_class, replay_class), distance in distances:
+                found[result_class, replay_class, local_steps].append(distance)
+            done += 1
+            if done == count:
+                break
+        if not done:
+            raise InvalidInput("the run has ended, and keeps no round whose work can be repeated")
+        return [
+            CalibrationReport(*key, tuple(distances[start : start + MAX_DISTANCES]))
+            for key, distances in sorted(found.items())
+            for start in range(0, len(distances), MAX_DISTANCES)
+        ]
+
+    async def _pieces(self) -> AsyncIterator[tuple[Outcome, OutcomeEntry]]:
+        """Yield the kept rounds' pieces of work, the oldest first, and then those of every round that follows."""
+        step = 0
+        while True:
+            document = self._run.document
+            assert document is not None, "the run is followed"
+            while step < document.step - 1:
+                step += 1
+                try:
+                    outcome = await self._requests.outcome(step)
+                except Refused as refusal:
+                    if refusal.kind is not Refusal.NOT_FOUND:
+                        raise
+                    continue  # it is not kept any longer
+                for entry in outcome.entries:
+                    yield outcome, entry
+            if document.run_state is RunState.FINISHED:
+                return
+            await self._run.next()
+
+    async def _distances(
+        self, outcome: Outcome, entry: OutcomeEntry, *, varies: bool
+    ) -> tuple[int, list[tuple[Classes, float]]]:
+        """Return the number of local steps, and the distances of a piece of work between all of its repetitions."""
+        setup = self._run.setup_of(outcome.step)
+        start = await self._replicas.at(outcome.step - 1, Blake3(outcome.replica_digest))
+        work = WorkOfRound(outcome.step, entry.assignment, setup.cold_start_step)
+        own = await self._trainers.of(setup)
+        merge, precision = own.state.merge, own.computed.partition("/")[0]
+        computed: list[tuple[str, Tensors]] = []
+        for other_precision, rows in _variants(precision, varies=varies):
+            try:
+                replays = await self._trainers.of(setup, other_precision, rows)
+            except InvalidInput as error:
+                log.info("class_not_computed_here", extra={"wanted": other_precision, "reason": error.message})
+                continue
+            computed.append((replays.computed, await replays.difference(work, start.replica)))
+        found = []
+        for (result_class, result), (replay_class, replay) in itertools.permutations(computed, 2):
+            distance = await self._worker.run(partial(_excess, result, replay, merge))
+            found.append(((result_class, replay_class), distance))
+        return merge.local_steps, found
+
+
+def _variants(precision: str, *, varies: bool) -> Iterable[tuple[str | None, int | None]]:
+    """Return how a piece of work is computed: precision and rows at a time, None as the verifier does otherwise."""
+    if not varies:
+        return ((None, None), (None, None))
+    other = OTHER_PRECISION.get(precision)
+    own = ((None, None), (None, FEW_ROWS))
+    return own if other is None else (*own, (other, None), (other, FEW_ROWS))
+
+
+def _excess(result: Tensors, replay: Tensors, merge: MergeConfig) -> float:
+    """Return the excess distance of a difference, encoded as a client does, from another."""
+    header = ResultHeader("calibration", 1, 0, "0" * 32, "0" * 64, "0" * 64, merge.codec_name)
+    data = result_of(header, result, merge.max_abs).to_bytes()
+    return replay_distance(decode_result(data, layout_of(result))[1], replay, merge.max_abs).excess

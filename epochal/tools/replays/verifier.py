@@ -1,0 +1,222 @@
+"""A verifier: leases results of a run's members, computes them again, and reports how far apart the two are.
+
+It judges nothing: what a distance means, the coordinator's machine decides. The rule kept here: a verifier reports what
+it has computed, or why it could not; what is under way when it ends is given back.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.run_manager.exchange import Exchange
+from epochal.runtime.files.spool import Spool
+from epochal.runtime.merging.merger import Merger
+from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.task_errors import first_error
+from epochal.runtime.worker_thread import Worker, WorkerThread
+from epochal.state.errors import (
+    DataError,
+    EpochalError,
+    InvalidDocument,
+    InvalidInput,
+    InvalidResult,
+    Refused,
+    SpoolFull,
+    TrainerFailed,
+)
+from epochal.state.merging import Diverged
+from epochal.state.messages.replay_messages import LeasedReplay, ReplayFailure, ReplayReport
+from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.refusals import Refusal
+from epochal.state.wire import Blake3, ClientId, Sha256
+from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
+from epochal.tools.replays.calibration import Calibration
+from epochal.tools.replays.opened_trainers import OpenedTrainers, Opening
+from epochal.tools.replays.past_replicas import PastReplicas
+from epochal.tools.replays.replay import Replay, WorkOfRound
+from epochal.tools.replays.session import FollowedRun, RepeatedRequests, RoundSetup
+
+log = logging.getLogger(__name__)
+
+REPLICAS_BEYOND = 1
+"""Replicas that are held beyond those of `verify.within` rounds."""
+NOT_WANTED = frozenset({Refusal.NOT_FOUND, Refusal.STALE_ROUND, Refusal.ALREADY_COMMITTED})
+"""Refusals of a report of which the run has no use (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """The parts of a verifier.
+
+    Attributes:
+        run: the run, followed.
+        replicas: those of its last rounds.
+        trainers: compute its work again.
+        spool: where results are received.
+        worker: compares, off the event loop.
+    """
+
+    run: FollowedRun
+    replicas: PastReplicas
+    trainers: OpenedTrainers
+    spool: Spool
+    worker: Worker
+
+
+class Verifier:
+    """Computes results of one run again, one after the other. `opened_verifier` makes it."""
+
+    def __init__(
+        self, client: CoordinatorClient, requests: RepeatedRequests, options: "VerifierOptions", parts: Machinery
+    ) -> None:
+        self._client = client
+        self._requests = requests
+        self._policy, self._say = options.policy, options.say
+        self._parts = parts
+        self._exchange = Exchange(requests, parts.spool)
+
+    async def calibrate(self, count: int, *, varies: bool) -> None:
+        """Repeat some of the run's work, and report how far apart honest repetitions are.
+
+        Args:
+            count: number of pieces of work, each of one client and round.
+            varies: whether the trainer can compute in another precision, and with other numbers of rows at a time.
+
+        Raises:
+            InvalidInput: the run has ended without work that can be repeated.
+            DataError, TrainerFailed: it cannot be computed.
+        """
+        parts = self._parts
+        calibration = Calibration(self._requests, parts.run, parts.replicas, parts.trainers, parts.worker)
+        for report in await calibration.reports(count, varies=varies):
+            largest = max(report.distances)
+            self._say(
+                f"{report.result_class} by {report.replay_class}: {len(report.distances)} repetitions of "
+                f"{report.local_steps} local steps, largest excess distance {largest:.4f}"
+            )
+            await self._requests.repeated(self._client.report_calibration, report)
+
+    async def run(self) -> None:
+        """Compute until cancelled; what is under way then is given back.
+
+        Raises:
+            Refused: the token is not a verifier's of this run, or it has lost its role; or the run has no `[verify]`.
+            CoordinatorUnreachable: there was no answer within the policy.
+            InvalidInput, Unsupported: the run cannot be computed here.
+        """
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                following = tasks.create_task(self._parts.run.run())
+                await work_by_lease(self._policy, self._client.lease_replay, self._carry_out)
+                following.cancel()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+
+    async def _carry_out(self, leased: LeasedReplay) -> None:
+        async def renew() -> None:
+            await self._client.renew_replay(leased.lease)
+
+        lease = HeldLease(leased.expires_in_s, renew, partial(self._client.give_back_replay, leased.lease))
+        await while_leased(lease, self._answer(leased))
+
+    async def _answer(self, leased: LeasedReplay) -> None:
+        """Compute a result again, and report. A lease that ends meanwhile, as in a restart, does not end this."""
+        of = f"result of {leased.client_id}, step {leased.step}"
+        found = await self._computed(leased)
+        try:
+            if isinstance(found, ReplayFailure):
+                self._say(f"{of}: not computed again ({found.kind}): {found.message}")
+                await self._requests.repeated(self._client.report_failed_replay, found)
+                return
+            self._say(
+                f"{of}: excess distance {found.excess:.4f}, length × {found.norm_ratio:.3f}, cosine {found.cosine:.4f} "
+                f"({found.result_class} by {found.replay_class}, {found.took_ms / 1000:.1f} s)"
+            )
+            await self._requests.repeated(self._client.report_replay, found)
+        except Refused as refusal:
+            if refusal.kind not in NOT_WANTED:
+                raise
+            log.info("report_not_wanted", extra={"step": leased.step, "reason": refusal.message})
+
+    async def _computed(self, leased: LeasedReplay) -> ReplayReport | ReplayFailure:
+        def failure(kind: str, error: EpochalError) -> ReplayFailure:
+            message = error.message[:MAX_MESSAGE_CHARS]
+            return ReplayFailure(leased.step, leased.client_id, kind, message)  # type: ignore[arg-type]
+
+        try:
+            setup = self._parts.run.setup_of(leased.step)
+            start = await self._parts.replicas.at(leased.step - 1, Blake3(leased.replica_digest))
+            sha256 = Sha256(leased.result_sha256)
+            file = await self._exchange.fetch(sha256, leased.size_bytes)
+        except (Refused, InvalidInput, Diverged, SpoolFull) as error:
+            if isinstance(error, Refused) and error.kind is not Refusal.NOT_FOUND:
+                raise
+            return failure("replica", error)
+        try:
+            replays = await self._parts.trainers.wanted(setup, leased.wanted)
+            work = WorkOfRound(leased.step, leased.assignment, setup.cold_start_step)
+            found: Replay = await replays.replay(work, start.replica, file.view())
+        except DataError as error:
+            return failure("data", error)
+        except InvalidDocument as error:
+            return failure("replica", error)
+        except (TrainerFailed, InvalidResult) as error:
+            return failure("trainer", error)
+        finally:
+            self._exchange.forget([sha256])
+        return found.report(leased.step, ClientId(leased.client_id), sha256)
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierOptions:
+    """How a verifier works.
+
+    Attributes:
+        policy: how long requests to the coordinator are repeated.
+        spool_folder: where replicas and results lie.
+        opening: opens data and trainer.
+        say: shown a line about each result.
+    """
+
+    policy: RetryPolicy
+    spool_folder: Path
+    opening: Opening
+    say: Callable[[str], None]
+
+
+@contextlib.asynccontextmanager
+async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -> AsyncIterator[Verifier]:
+    """Begin to follow the run, and yield its verifier.
+
+    Args:
+        client: has a verifier's token.
+        options: how it works.
+
+    Raises:
+        InvalidInput: the run's results are not replayed.
+        UnsoundArithmetic: this machine must not rebuild replicas, because its arithmetic differs.
+        CoordinatorUnreachable, Refused: the coordinator does not answer within the policy, or refuses.
+    """
+    requests = RepeatedRequests(client, options.policy)
+    run = FollowedRun(requests)
+    access = await run.access(RoundSetup.of(await run.next()))
+    state = access.state
+    if state.verify is None:
+        raise InvalidInput(f"results of run {state.run_id} are not computed again: its state file has no [verify]")
+    async with contextlib.AsyncExitStack() as closing:
+        spool, worker = Spool(options.spool_folder), WorkerThread("epochal-codec")
+        closing.push_async_callback(worker.aclose)
+        merger = Merger.with_threads(state.merge, spool, WorkerThread)
+        closing.push_async_callback(merger.aclose)
+        await merger.verify()
+        most, kept = state.verify.within + REPLICAS_BEYOND, partial(requests.repeated, client.checkpoints)
+        replicas = PastReplicas(requests, kept, merger, spool, worker, most)
+        run.on_restored = replicas.forget
+        trainers = OpenedTrainers(run, options.opening)
+        closing.push_async_callback(trainers.aclose)
+        yield Verifier(client, requests, options, Machinery(run, replicas, trainers, spool, worker))

@@ -1,0 +1,189 @@
+"""A third of thirty members lie, and verifiers are slow, die, convict everything or pass everything, in virtual time.
+
+Members' results are no bytes here: a verifier finds the distance that the test gives a result, honest or not.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.instructions import Convicted, OutcomeDecided, Replayed, VerifierTested
+from epochal.coordinator.machine.parts.verification import OpenReplay
+from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.stimuli import CalibrationReported, ReplayReported, Stamped
+from epochal.state.errors import Refused
+from epochal.state.intervals import total_batches
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayReport
+from epochal.state.wire import ClientId
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import ledger_gaps
+from tests.support.simulate.timed_members import TimedMembers, member
+
+MEMBERS, LIARS = 30, 10
+CLASS = "bf16/gpu"
+HONEST_MOST = 0.03
+WITHIN = 8
+Finds = Callable[[float], float]
+"""What a verifier reports of a distance."""
+
+
+@dataclass
+class Verifier:
+    """A verifier: what it reports, how many replays it does in a round, and after how many reports it dies."""
+
+    name: str
+    finds: Finds = lambda excess: excess
+    per_round: int = 8
+    dies_after: int | None = None
+    done: int = 0
+
+
+class VerifiedRun:
+    """Members in virtual time, the last of which lie from a round on, and verifiers."""
+
+    def __init__(self, verifiers: list[Verifier], lies_from: int, percent: int = 10, seed: int = 0) -> None:
+        sizes = {"config__global_batch_size_start": 120, "config__global_batch_size_end": 120}
+        long = {"config__total_steps": 1000, "config__epoch_time": 1e7, "config__init_min_clients": MEMBERS}
+        verify = {"percent": percent, "within": WITHIN}
+        state = state_file(verify=verify, merge__inner_state="reset", config__witness_nodes=1, **sizes, **long)
+        times = [lambda batches, _: (2.0 + batches, 0.5)] * MEMBERS
+        self.timed = TimedMembers(state, times)
+        self.verifiers, self.lies_from = verifiers, lies_from
+        self.liars = frozenset(member(number) for number in range(MEMBERS - LIARS, MEMBERS))
+        self.chance = random.Random(seed)
+        self.distances: dict[str, float] = {}
+        for one in verifiers:
+            local_steps = state.merge.local_steps
+            self.timed.send(CalibrationReported(one.name, CalibrationReport(CLASS, CLASS, local_steps, (HONEST_MOST,))))
+
+    @property
+    def run(self) -> Run:
+        return self.timed.run
+
+    def play(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.timed.play(1)
+            for verifier in self.verifiers:
+                self._verify(verifier)
+
+    def _verify(self, verifier: Verifier) -> None:
+        due = list(self.run.members.verification.due(verifier.name, self.run.progress.step, WITHIN))
+        for replay in due[: verifier.per_round]:
+            if verifier.dies_after is not None and verifier.done >= verifier.dies_after:
+                return
+            verifier.done += 1
+            finds = verifier.finds(self.distance(replay))
+            digest, cosine, classes = replay.result_sha256, 1 - min(finds, 1.0), (CLASS, CLASS)
+            found = ReplayReport(replay.step, replay.client_id, digest, finds, 1.0, cosine, *classes, verifier.done)
+            with contextlib.suppress(Refused):  # another report of this round has settled it, or the verifier is out
+                self.timed.send(ReplayReported(verifier.name, found))
+
+    def distance(self, replay: OpenReplay) -> float:
+        """The distance of a result from every honest replay of it, about."""
+        is_lie = replay.client_id in self.liars and replay.step >= self.lies_from
+        low, high = (0.4, 1.8) if is_lie else (0.0, HONEST_MOST)
+        found = self.distances.setdefault(replay.result_sha256, self.chance.uniform(low, high))
+        return max(0.0, found + self.chance.uniform(-0.005, 0.005))
+
+    def replayed(self) -> tuple[Run, list[object]]:
+        """Return the run and the instructions that the journal gives."""
+        run, told = self.timed.before, list[object]()
+        for stamped in self.timed.journal:
+            run, instructions = handle(run, stamped)
+            told += instructions
+        return run, told
+
+
+def check(found: VerifiedRun) -> list[object]:
+    """Check that the journal gives the same run, and each batch once; return all instructions."""
+    again, told = found.replayed()
+    assert snapshot_bytes(again) == snapshot_bytes(found.run)
+    assert parse_snapshot(snapshot_bytes(found.run)) == found.run
+    outcomes = [one.outcome for one in told if isinstance(one, OutcomeDecided) and one.outcome is not None]
+    applied = [batch for outcome in outcomes for entry in outcome.entries for batch in entry.assignment]
+    assert ledger_gaps(found.run, applied) is None
+    reports: dict[tuple[int, str], int] = {}
+    for one in told:
+        if isinstance(one, Replayed):
+            name = one.report.step, one.report.client_id
+            reports[name] = reports.get(name, 0) + 1
+        if isinstance(one, Convicted):
+            assert reports[one.step, one.client_id] >= 3
+    return told
+
+
+def convicted(told: list[object]) -> dict[ClientId, int]:
+    """The convicted clients, with the step of the result that convicted each."""
+    return {one.client_id: one.step for one in told if isinstance(one, Convicted)}
+
+
+def refused(found: VerifiedRun) -> set[str]:
+    return {name for name, one in found.run.members.verification.verifiers.items() if one.is_refused}
+
+
+def test_a_third_that_lies_is_convicted_and_nobody_else_whatever_single_verifiers_do() -> None:
+    verifiers = [
+        Verifier("honest"),
+        Verifier("slow", per_round=2),
+        Verifier("dies", dies_after=12),
+        Verifier("convicts", finds=lambda _: 1.5),
+        Verifier("passes", finds=lambda _: 0.0),
+    ]
+    found = VerifiedRun(verifiers, lies_from=6)
+    found.play(45)
+    told = check(found)
+    assert set(convicted(told)) <= found.liars
+    assert len(convicted(told)) >= 0.9 * LIARS, "95 % of them are expected in 28 rounds"
+    assert refused(found) == {"convicts", "passes"}
+    tested = [one for one in told if isinstance(one, VerifierTested)]
+    assert {one.verifier for one in tested if one.is_refused} == {"convicts", "passes"}
+
+
+@pytest.mark.parametrize("lies_from", [1, 20])
+def test_one_slow_verifier_suffices_also_against_who_was_honest_first(lies_from: int) -> None:
+    found = VerifiedRun([Verifier("only", per_round=5)], lies_from=lies_from, seed=lies_from)
+    found.play(lies_from + 40)
+    told = check(found)
+    assert set(convicted(told)) <= found.liars
+    assert len(convicted(told)) >= 9
+
+
+def test_without_any_verifier_rounds_go_on_and_nothing_is_kept_for_long() -> None:
+    found = VerifiedRun([], lies_from=1)
+    found.play(30)
+    assert convicted(check(found)) == {}
+    verification = found.run.members.verification
+    assert found.run.progress.step == 31
+    assert min(one.step for one in verification.open.values()) >= 30 - WITHIN
+    assert verification.counts.dropped > 0
+
+
+def test_new_keys_have_little_of_the_work_until_replays_have_passed() -> None:
+    found = VerifiedRun([Verifier("only")], lies_from=1000)
+    found.play(12)
+    for number in range(100, 110):
+        found.timed.times[found.timed.join(number)] = lambda batches, _: (2.0 + batches, 0.5)
+        found.timed.ready(member(number))
+    new = {member(number) for number in range(100, 110)}
+    of_new = []
+    for _ in range(16):
+        found.play(1)
+        of_new.append(sum(count for one, count in found.timed.rounds[-1].batches.items() if one in new))
+    total = total_batches(found.run.round.tasks.work.shared) if found.run.round is not None else 120
+    assert max(of_new[:4]) <= total // 4
+    assert of_new[-1] > max(of_new[:4])
+    assert all(found.run.members.by_id[one].trust.rounds >= 8 for one in new)
+    check(found)
+
+
+def test_journal_of_a_verified_run_is_read_as_it_was_written() -> None:
+    from epochal.coordinator.machine.stimuli import STIMULI
+
+    found = VerifiedRun([Verifier("only")], lies_from=3)
+    found.play(6)
+    journal: tuple[Stamped, ...] = tuple(found.timed.journal)
+    assert STIMULI.validate_json(STIMULI.dump_json(journal)) == journal

@@ -1,0 +1,551 @@
+"""Results that are computed again: what is drawn, how reports are judged, and what follows."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epochal.coordinator.insight.event_log import log_event
+from epochal.coordinator.machine import stimuli
+from epochal.coordinator.machine.instructions import (
+    Convicted,
+    Instruction,
+    OutcomeDecided,
+    Replayed,
+    ReplaysDrawn,
+    ReplaysDropped,
+    VerifierTested,
+)
+from epochal.coordinator.machine.parts.verification import (
+    LAST_DISTANCES,
+    MAX_VERIFIERS,
+    NOT_VERIFIED,
+    OpenReplay,
+    Trust,
+)
+from epochal.coordinator.machine.stimuli import CalibrationReported, ReplayFailed, ReplayReported
+from epochal.coordinator.machine.views import blobs_kept, blobs_needed
+from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
+from epochal.state.errors import Refused
+from epochal.state.intervals import total_batches
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
+from epochal.state.wire import ClientId
+from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, refused
+
+CPU, GPU = "float32/cpu", "bf16/h100"
+HONEST, LIE = 0.01, 1.2
+T = TypeVar("T")
+
+
+def verified(*numbers: int, percent: int = 5, within: int = 8, **overrides: Any) -> Driver:
+    """Return a driver in the first round of a run whose results are verified, long enough for every test."""
+    long = {"config__total_steps": 500, "config__epoch_time": 1e6} | overrides
+    return in_round(*numbers, verify={"percent": percent, "within": within}, **long)
+
+
+def play(driver: Driver, count: int = 1) -> None:
+    """Play rounds in which every member delivers."""
+    for _ in range(count):
+        driver.now_s += 5
+        members = driver.run.members
+        driver.deliver(*(one for one in driver.workers() if one in members))
+        driver.attest(*(one for one in driver.round.tasks.plan.witnesses if one in members))
+
+
+def join(driver: Driver, number: int, **fields: Any) -> ClientId:
+    driver.join(number, **fields)
+    driver.ready(client(number))
+    return client(number)
+
+
+def open_of(driver: Driver, client_id: ClientId | None = None) -> list[OpenReplay]:
+    found = driver.run.members.verification.open.values()
+    return [one for one in found if client_id in (None, one.client_id)]
+
+
+def report(
+    driver: Driver, replay: OpenReplay, excess: float, verifier: str = "v", replay_class: str = CPU, **fields: Any
+) -> tuple[Instruction, ...]:
+    of: dict[str, Any] = {"took_ms": 5, "result_sha256": replay.result_sha256, "result_class": CPU} | fields
+    found = ReplayReport(
+        step=replay.step,
+        client_id=replay.client_id,
+        excess=excess,
+        norm_ratio=1.0,
+        cosine=0.9,
+        replay_class=replay_class,
+        **of,
+    )
+    return driver.send(ReplayReported(verifier, found))
+
+
+def pass_all(driver: Driver, *but: ClientId, verifier: str = "v") -> None:
+    for one in open_of(driver):
+        if one.client_id not in but and one.wants(verifier):
+            report(driver, one, HONEST, verifier)
+
+
+def convict(driver: Driver, client_id: ClientId, *verifiers: str) -> tuple[Instruction, ...]:
+    """Have three replays of a result of a client, which awaits them, show that it is not its work."""
+    replay, told = open_of(driver, client_id)[0], tuple[Instruction, ...]()
+    for number, verifier in enumerate(verifiers or ("v", "v", "v")):
+        told = report(driver, replay, LIE, verifier, took_ms=number)
+    return told
+
+
+def only(told: tuple[Instruction, ...], kind: type[T]) -> T:
+    (found,) = (one for one in told if isinstance(one, kind))
+    return found
+
+
+def applied(driver: Driver) -> list[ClientId]:
+    """The clients whose results the last round applied."""
+    last = [one for one in driver.instructions if isinstance(one, OutcomeDecided)][-1]
+    return [] if last.outcome is None else [entry.client_id for entry in last.outcome.entries]
+
+
+def with_newcomer(**overrides: Any) -> tuple[Driver, ClientId]:
+    """Return a driver after the exam of a client that came to three others, whose results have passed."""
+    driver = verified(1, 2, 3, **overrides)
+    play(driver, 3)
+    pass_all(driver)
+    newcomer = join(driver, 4)
+    play(driver, 2)
+    pass_all(driver, newcomer)
+    assert [one.why for one in open_of(driver, newcomer)] == ["exam"]
+    return driver, newcomer
+
+
+def test_nothing_is_drawn_and_nobody_examined_where_results_are_not_verified() -> None:
+    driver = in_round(1, 2, config__total_steps=50)
+    play(driver, 2)
+    join(driver, 3)
+    play(driver, 2)
+    assert driver.run.members.verification == NOT_VERIFIED
+    assert client(3) in applied(driver)
+    with refused("not-now"):
+        driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, 8, (0.0,))))
+
+
+def test_first_results_of_a_run_count_and_are_replayed() -> None:
+    driver = verified(1, 2, 3)
+    play(driver)
+    assert sorted(applied(driver)) == sorted(client(number) for number in (1, 2, 3))
+    assert {one.why for one in open_of(driver)} == {"new"}
+    assert only(tuple(driver.instructions), ReplaysDrawn).step == 1
+
+
+def test_first_result_of_a_new_key_counts_for_nothing_and_is_kept_for_its_replay() -> None:
+    driver = verified(1, 2, 3)
+    play(driver)
+    newcomer = join(driver, 4)
+    play(driver)
+    work = driver.round.tasks.plan.assignments[newcomer]
+    play(driver)
+    assert newcomer not in applied(driver)
+    assert len(applied(driver)) == 3
+    (exam,) = open_of(driver, newcomer)
+    assert (exam.why, exam.step, exam.assignment) == ("exam", 3, work)
+    assert driver.run.members.by_id[newcomer].conduct.is_good
+    assert exam.result_sha256 in blobs_needed(driver.run)
+    assert exam.result_sha256 in {blob.sha256 for blob in blobs_kept(driver.run)}
+    report(driver, exam, HONEST)
+    assert exam.result_sha256 not in blobs_needed(driver.run)
+    play(driver)
+    assert newcomer in applied(driver)
+
+
+def test_exam_is_not_repeated_by_who_joins_again() -> None:
+    driver, newcomer = with_newcomer()
+    driver.send(stimuli.ClientWithdrew(newcomer))
+    play(driver)
+    join(driver, 4)
+    play(driver, 2)
+    assert newcomer in applied(driver)
+    assert driver.run.members.by_id[newcomer].trust.examined
+
+
+def test_lot_draws_about_the_percent_of_proven_results_and_never_the_same_without_its_seed() -> None:
+    driver = verified(*range(1, 7), percent=40)
+    play(driver)
+    pass_all(driver)
+    play(driver, 20)
+    drawn = [one for told in driver.instructions if isinstance(told, ReplaysDrawn) for one in told.replays]
+    of_lot = [one for one in drawn if one.why == "drawn"]
+    assert 28 <= len(of_lot) <= 68, "40 % of 120"
+    assert {one.client_id for one in of_lot} == {client(number) for number in range(1, 7)}
+    again = verified(*range(1, 7), percent=40)
+    again.seeds = 1000
+    play(again)
+    pass_all(again)
+    play(again, 20)
+    drawn_again = [one for told in again.instructions if isinstance(told, ReplaysDrawn) for one in told.replays]
+    assert {one.key for one in drawn_again} != {one.key for one in drawn}
+
+
+def test_replay_that_nobody_makes_in_time_is_dropped() -> None:
+    driver = verified(1, 2, within=3)
+    play(driver, 4)
+    assert {one.step for one in open_of(driver)} >= {1}, "three rounds have ended since"
+    play(driver)
+    assert all(one.step >= 2 for one in open_of(driver))
+    dropped = only(tuple(driver.instructions), ReplaysDropped)
+    assert {one.step for one in dropped.replays} == {1}
+    assert driver.run.members.verification.counts.dropped == len(dropped.replays)
+    with refused("stale-round"):
+        report(driver, dropped.replays[0], HONEST)
+
+
+def test_replay_of_a_replica_that_cannot_be_built_any_more_is_dropped() -> None:
+    driver = verified(1, 2)
+    play(driver)
+    checkpoint = driver.run.models.checkpoint
+    assert checkpoint is not None
+    assert open_of(driver)
+    later = replace(driver.run.models, checkpoints=(replace(checkpoint, step=1),))
+    driver.run = driver.run.with_parts(later)
+    play(driver)
+    assert all(one.step == 2 for one in open_of(driver))
+
+
+def test_three_failures_drop_a_replay_and_blame_nobody() -> None:
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    failure = ReplayFailure(exam.step, newcomer, "data", "the data have gone")
+    assert driver.send(ReplayFailed("v", failure)) == driver.send(ReplayFailed("w", failure)) == ()
+    assert "the data have gone" in only(driver.send(ReplayFailed("v", failure)), ReplaysDropped).reason
+    assert open_of(driver, newcomer) == []
+    assert newcomer in driver.run.members
+    with refused("stale-round"):
+        driver.send(ReplayFailed("v", failure))
+
+
+def test_share_of_a_new_key_grows_only_with_results_while_none_awaits_a_replay() -> None:
+    driver, newcomer = with_newcomer()
+    play(driver, 3)
+    pass_all(driver, newcomer)
+    assert driver.run.members.by_id[newcomer].trust.rounds == 0
+    assert driver.run.members.by_id[newcomer].conduct.earned == 1
+    report(driver, open_of(driver, newcomer)[0], HONEST)
+    for expected in range(1, 6):
+        play(driver)
+        pass_all(driver)
+        assert driver.run.members.by_id[newcomer].trust.rounds == expected
+    founder = driver.run.members.by_id[client(1)].trust
+    assert founder.rounds == driver.run.progress.step - 1
+
+
+def test_no_report_alone_convicts_and_three_do() -> None:
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    assert only(report(driver, exam, LIE, "v"), Replayed).verdict == "disputed"
+    assert only(report(driver, exam, LIE, "w"), Replayed).verdict == "disputed"
+    assert newcomer in driver.run.members
+    told = report(driver, exam, LIE, "x")
+    assert only(told, Replayed).verdict == "convicted"
+    found = only(told, Convicted)
+    assert (found.client_id, found.step) == (newcomer, exam.step)
+    assert "1.2 (of 0.3) by v" in found.figures
+    assert newcomer not in driver.run.members
+    assert newcomer in driver.run.members.ejected
+    assert open_of(driver, newcomer) == []
+    with refused("ejected"):
+        driver.join(4)
+
+
+def test_one_verifier_convicts_by_three_replays_where_there_is_no_other() -> None:
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    report(driver, exam, LIE, replay_class=GPU)
+    assert driver.run.members.verification.open[exam.key].wanted_class("v") == CPU
+    report(driver, exam, LIE)
+    assert driver.run.members.verification.open[exam.key].wanted_class("v") is None
+    assert only(report(driver, exam, LIE, took_ms=7), Convicted).client_id == newcomer
+
+
+def test_median_of_three_replays_passes_honest_work_that_one_machine_misjudged() -> None:
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    report(driver, exam, LIE, "v")
+    report(driver, exam, HONEST, "w")
+    assert only(report(driver, exam, HONEST, "x"), Replayed).verdict == "passed"
+    assert driver.run.members.by_id[newcomer].trust.passed == 1
+
+
+def test_operator_is_told_of_a_conviction_by_which_figures() -> None:
+    driver, newcomer = with_newcomer(notify__webhooks=[{"url": "https://a.example"}])
+    told = convict(driver, newcomer)
+    raised = due_news(driver.run, KnownSoFar(), Room(0), driver.now_s)
+    (notice,) = (one for one in raised if one.kind == "member_convicted")
+    assert notice.subject == newcomer
+    assert newcomer in notice.message
+    assert only(told, Convicted).figures in notice.message
+
+
+def test_what_verifiers_do_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    driver, newcomer = with_newcomer()
+    convict(driver, newcomer)
+    for one in driver.instructions:
+        log_event(one, driver.run)
+    lines = {record.getMessage(): record.__dict__ for record in caplog.records}
+    assert lines["client_convicted"]["client_id"] == newcomer
+    assert (lines["replayed"]["excess"], lines["replayed"]["verdict"]) == (LIE, "convicted")
+    assert lines["replays_drawn"]["count"] >= 1
+
+
+def test_absolved_client_joins_again_as_a_new_one() -> None:
+    driver, newcomer = with_newcomer()
+    convict(driver, newcomer)
+    driver.send(stimuli.ClientAbsolved(newcomer))
+    assert driver.projection().actions[-1].name == "absolve"
+    with refused("not-found"):
+        driver.send(stimuli.ClientAbsolved(newcomer))
+    play(driver)
+    join(driver, 4)
+    assert driver.run.members.by_id[newcomer].trust == Trust()
+    play(driver, 2)
+    assert [one.why for one in open_of(driver, newcomer)] == ["exam"]
+
+
+def test_ejected_client_is_not_absolved() -> None:
+    driver = verified(1, 2)
+    driver.send(stimuli.ClientEjected(client(2)))
+    with refused("not-found"):
+        driver.send(stimuli.ClientAbsolved(client(2)))
+
+
+def test_waiting_result_of_a_convicted_client_is_void_and_its_batches_are_carried() -> None:
+    driver = verified(1, 2, 3)
+    play(driver)
+    driver.deliver(*driver.workers())
+    convict(driver, client(3))
+    driver.deliver(*driver.workers(3), name="result")
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    assert sorted(applied(driver)) == sorted((client(1), client(2)))
+    carried = total_batches(driver.run.work.carried) + total_batches(driver.round.tasks.work.shared)
+    assert carried >= 12
+    assert all(driver.run.members.by_id[client(number)].conduct.is_good for number in (1, 2))
+
+
+def test_those_that_came_by_the_same_invitation_are_replayed_until_enough_has_passed() -> None:
+    fields = {"access__mode": "invitations", "config__total_steps": 500, "config__epoch_time": 1e6, "verify": {}}
+    driver = Driver(state_file(**fields))
+    for code, numbers in (("one", (1,)), ("other", (2, 3))):
+        driver.send(stimuli.InvitationMade(digest_of(code), len(numbers), None))
+        driver.join(*numbers, invitation_sha256=digest_of(code))
+    driver.pass_time(2)
+    driver.warm_up()
+    play(driver)
+    pass_all(driver, client(3))
+    convict(driver, client(3))
+    assert driver.run.members.by_id[client(2)].trust.flagged
+    assert not driver.run.members.by_id[client(1)].trust.flagged
+    earned = driver.conduct(2).earned
+    for _ in range(LAST_DISTANCES):
+        play(driver)
+        assert [one.why for one in open_of(driver, client(2))] == ["flagged"]
+        assert driver.conduct(2).earned <= earned
+        pass_all(driver)
+    assert not driver.run.members.by_id[client(2)].trust.flagged
+
+
+def drifting(excess: float) -> Driver:
+    """Return a driver of three members, each result of which passes, and the first's with this distance."""
+    driver = verified(1, 2, 3, percent=100)
+    for _ in range(20):
+        play(driver)
+        for one in open_of(driver):
+            report(driver, one, excess if one.client_id == client(1) else HONEST)
+    return driver
+
+
+@pytest.mark.parametrize(("excess", "is_flagged"), [(0.021, True), (0.019, False)])
+def test_member_that_is_for_long_farther_than_twice_what_is_usual_is_flagged(excess: float, is_flagged: bool) -> None:
+    driver = drifting(excess)
+    assert bool(driver.run.members.by_id[client(1)].trust.flagged) is is_flagged
+    assert not driver.run.members.by_id[client(2)].trust.flagged
+    if is_flagged:
+        driver.send(stimuli.ClientAbsolved(client(1)))
+        assert not driver.run.members.by_id[client(1)].trust.flagged
+
+
+def test_same_report_changes_nothing_and_another_one_is_refused() -> None:
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    report(driver, exam, LIE, "v")
+    report(driver, exam, HONEST, "w")
+    before = driver.run
+    assert report(driver, exam, LIE, "v") == ()
+    assert driver.run is before
+    with refused("already-committed"):
+        report(driver, exam, HONEST, "v")
+    with refused("not-found"):
+        report(driver, exam, LIE, "x", result_sha256=digest_of("another"))
+    with refused("not-found"):
+        report(driver, replace(exam, step=900), LIE, "x")
+    with refused("stale-round"):
+        report(driver, replace(exam, step=1), LIE, "x")
+
+
+def heard(driver: Driver, *verifiers: str) -> None:
+    for verifier in verifiers:
+        driver.send(CalibrationReported(verifier, CalibrationReport(CPU, CPU, 8, (0.1,))))
+
+
+def comparable(driver: Driver) -> OpenReplay:
+    """Play until a result is drawn that two verifiers are to replay."""
+    for _ in range(50):
+        found = [one for one in open_of(driver) if one.is_compared and not one.reports]
+        if found:
+            return found[0]
+        play(driver)
+    raise AssertionError("no result is to be compared")
+
+
+def test_verifier_that_convicts_everything_convicts_nobody_and_loses_its_role() -> None:
+    driver = verified(1, 2, 3, percent=50)
+    heard(driver, "h", "i", "bad")
+    one = comparable(driver)
+    report(driver, one, HONEST, "h")
+    report(driver, one, HONEST, "i")
+    assert driver.run.members.verification.known
+    play(driver, 2)
+    disputed = open_of(driver)[0]
+    report(driver, disputed, LIE, "bad")
+    report(driver, disputed, HONEST, "h")
+    test = next(driver.run.members.verification.due("bad", driver.run.progress.step, 8))
+    assert test.key == one.key
+    found = only(report(driver, test, LIE, "bad"), VerifierTested)
+    assert found.is_refused
+    assert driver.run.members.verification.open[disputed.key].reports[0].verifier == "h"
+    with refused("forbidden"):
+        report(driver, disputed, LIE, "bad")
+    assert list(driver.run.members.verification.due("bad", driver.run.progress.step, 8)) == []
+    assert len(driver.run.members) == 3
+
+
+def test_verifier_that_passes_everything_is_found_by_a_lie_that_is_known() -> None:
+    driver = verified(*range(1, 7), percent=50)
+    heard(driver, "h", "i", "bad")
+    play(driver)
+    convict(driver, client(6), "h", "i", "j")
+    one = comparable(driver)
+    report(driver, one, 0.0, "bad")
+    report(driver, one, LIE, "h")
+    test = next(driver.run.members.verification.due("bad", driver.run.progress.step, 8))
+    assert test.answer == LIE
+    assert only(report(driver, test, 0.0, "bad"), VerifierTested).is_refused
+    report(driver, one, LIE, "i")
+    assert only(report(driver, one, LIE, "h", took_ms=9, replay_class=GPU), Convicted).client_id == one.client_id
+
+
+def test_honest_verifier_passes_its_test_and_keeps_its_role() -> None:
+    driver = verified(*range(1, 7), percent=50)
+    heard(driver, "h", "i", "bad")
+    play(driver)
+    convict(driver, client(6), "h", "i", "j")
+    one = comparable(driver)
+    report(driver, one, HONEST, "h")
+    report(driver, one, LIE, "bad")
+    test = next(driver.run.members.verification.due("h", driver.run.progress.step, 8))
+    assert not only(report(driver, test, LIE, "h"), VerifierTested).is_refused
+    assert driver.run.members.verification.verifiers["h"].doubt == ""
+
+
+def test_verifier_alone_against_another_convicts_nobody() -> None:
+    driver, newcomer = with_newcomer()
+    heard(driver, "bad", "h")
+    (exam,) = open_of(driver, newcomer)
+    report(driver, exam, LIE, "bad")
+    report(driver, exam, HONEST, "h")
+    assert only(report(driver, exam, LIE, "bad", replay_class=GPU), Replayed).verdict == "unclear"
+    assert newcomer in driver.run.members
+    assert open_of(driver, newcomer) == []
+
+
+def test_result_that_passed_waits_for_another_verifier_only_where_there_is_one() -> None:
+    driver = verified(1, 2, 3, percent=50)
+    one = comparable(driver)
+    report(driver, one, HONEST, "h")
+    assert one.key not in driver.run.members.verification.open
+    heard(driver, "i")
+    other = comparable(driver)
+    report(driver, other, HONEST, "h")
+    assert not driver.run.members.verification.open[other.key].wants("h")
+    passed = driver.run.members.verification.counts.passed
+    play(driver, 10)
+    assert other.key not in driver.run.members.verification.open
+    assert driver.run.members.verification.counts.passed == passed + 1
+
+
+def test_calibration_sets_the_tolerance_of_its_classes_and_steps() -> None:
+    driver, newcomer = with_newcomer()
+    driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, 8, (0.01, 0.04))))
+    driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, 30, (0.2,))))
+    (exam,) = open_of(driver, newcomer)
+    assert only(report(driver, exam, 0.07), Replayed).tolerance == pytest.approx(0.06)
+
+
+def test_more_verifiers_than_are_known_are_refused() -> None:
+    driver = verified(1, 2)
+    heard(driver, *map(str, range(MAX_VERIFIERS)))
+    with refused("overloaded"):
+        heard(driver, "one more")
+
+
+def _events() -> st.SearchStrategy[list[tuple[str, int, float]]]:
+    kinds = st.sampled_from(["play", "report", "report", "report", "join", "leave", "fail", "absolve"])
+    return st.lists(st.tuples(kinds, st.integers(0, 7), st.sampled_from([0.0, 0.1, LIE])), max_size=30)
+
+
+def _apply(driver: Driver, kind: str, number: int, excess: float) -> None:
+    replays = open_of(driver)
+    match kind:
+        case "play":
+            play(driver)
+        case "join":
+            driver.join(number + 1)
+            driver.ready(client(number + 1))
+        case "leave" if number >= 3:
+            driver.send(stimuli.ClientWithdrew(client(number + 1)))
+        case "report" if replays:
+            one = replays[number % len(replays)]
+            report(driver, one, excess, f"v{number % 3}", (CPU, GPU)[number % 2], took_ms=number)
+        case "fail" if replays:
+            one = replays[number % len(replays)]
+            driver.send(ReplayFailed("v0", ReplayFailure(one.step, one.client_id, "data", "")))
+        case "absolve":
+            driver.send(stimuli.ClientAbsolved(client(number + 1)))
+
+
+def _reports(driver: Driver, key: str) -> Iterator[Replayed]:
+    for one in driver.instructions:
+        if isinstance(one, Replayed) and f"{one.report.step}/{one.report.client_id}" == key:
+            yield one
+
+
+@given(events=_events())
+@settings(max_examples=40, deadline=None)
+def test_every_batch_is_applied_once_and_nobody_is_convicted_without_three_replays(
+    events: list[tuple[str, int, float]],
+) -> None:
+    driver = verified(1, 2, 3, percent=30)  # after each stimulus it checks that every batch is counted once
+    for kind, number, excess in events:
+        if len(driver.run.members) < 2:
+            return
+        try:
+            _apply(driver, kind, number, excess)
+        except Refused:
+            assert kind != "play"
+    for one in driver.instructions:
+        if isinstance(one, Convicted):
+            reports = list(_reports(driver, f"{one.step}/{one.client_id}"))
+            assert len(reports) >= 3
+            assert sum(of.report.excess > of.tolerance for of in reports) >= 2
+    assert set(driver.run.members.verification.convicted) <= driver.run.members.ejected
