@@ -53,6 +53,14 @@ pip install 'epochal=={version}'
    epochal report . --out report.html
    ```
 
+5. Was the work done? Train some results again, drawn at random, with the run's data, which its state file names
+   (`--data` names a copy; a model of torch needs `--trainer torch`, and perhaps `--device`); each distance is shown
+   beside the tolerance:
+
+   ```text
+   epochal audit --recompute --retrain 20 .
+   ```
+
 Each command ends with exit code 0 if nothing is wrong, and names what is wrong otherwise. What this proves, and what it
 cannot, is on the page "Checking a run" of Epochal's documentation.
 """
