@@ -85,6 +85,9 @@ COMMANDS = {
         "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
     ),
     "operate.backup:backup": "Copy a run to a new folder while it runs; `epochal audit` reads a copy back completely.",
+    "operate.publish:publish": (
+        "Publish a run: all that anybody needs to check it, without the coordinator and without its secrets."
+    ),
     "show.evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
     ),
