@@ -1,15 +1,15 @@
 """When a client takes part by its owner's terms: it leaves after the round when they end, and returns when they hold.
 
-`TermsWatch` looks at the clock and at the machine every `LOOK_S`, and says once for each change why a client may not
-take part. `attended` runs one part of a run after another. The rule kept here: an absence by the terms is a clean leave,
-with the own result delivered, for which the coordinator counts no miss.
+`TermsWatch` looks at the clock and at the machine every `LOOK_S`, and says once for each reason why a client may not
+take part. `attended` takes part again and again. The rule kept here: an absence by the terms is a clean leave, with the
+own result delivered, for which the coordinator counts no miss.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
 from epochal.run_manager.agent import ClientEnd, EndReason
@@ -17,6 +17,7 @@ from epochal.run_manager.terms.hours import Hours
 from epochal.run_manager.terms.idle_policy import IdleJudge, Observation
 from epochal.runtime.clock import Clock
 from epochal.runtime.task_errors import first_error
+from epochal.runtime.worker_thread import Worker
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class Terms:
     when_idle: bool = False
 
 
-class Machine(Protocol):
-    """What observes the machine."""
+class ObservedMachine(Protocol):
+    """Observes the machine that a client is on."""
 
     def observe(self) -> Observation:
         """Return what is known of it now."""
@@ -56,23 +57,23 @@ class TermsWatch:
         terms: of its owner.
         machine: observed where the terms ask for an idle one.
         clock: the system's.
-        look_s: time between two looks.
+        worker: runs the observations, which block; closed by the caller.
     """
 
-    def __init__(self, terms: Terms, machine: Machine, clock: Clock, look_s: float = LOOK_S) -> None:
-        self._terms, self._machine, self._clock, self._look_s = terms, machine, clock, look_s
+    def __init__(self, terms: Terms, machine: ObservedMachine, clock: Clock, worker: Worker) -> None:
+        self._terms, self._machine, self._clock, self._worker = terms, machine, clock, worker
         self._judge = IdleJudge()
         self._said: set[str] = set()
 
     async def absence(self, *, is_training: bool) -> str | None:
         """Return why the client may not take part now, or None."""
         hours = self._terms.hours
-        local = datetime.fromtimestamp(self._clock.wall_s())
+        local = datetime.fromtimestamp(self._clock.wall_s(), UTC).astimezone()
         if hours is not None and not hours.hold(local):
             return f"outside of its hours, which begin at {hours.next_change(local):%H:%M}"
         if not self._terms.when_idle:
             return None
-        seen = await asyncio.to_thread(self._machine.observe)
+        seen = await self._worker.run(self._machine.observe)
         for sentence in self._machine.unknown(seen):
             if sentence not in self._said:
                 self._said.add(sentence)
@@ -85,7 +86,7 @@ class TermsWatch:
             reason = await self.absence(is_training=True)
             if reason is not None:
                 return reason
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(LOOK_S)
 
     async def until_present(self) -> None:
         """Return once the client may take part; say once for each reason why it does not."""
@@ -94,7 +95,7 @@ class TermsWatch:
             if reason != said:
                 log.info("takes_no_part_for_now", extra={"reason": reason})
                 said = reason
-            await asyncio.sleep(self._look_s)
+            await asyncio.sleep(LOOK_S)
         if said is not None:
             log.info("takes_part_again")
 
@@ -118,17 +119,25 @@ async def attended(
     """
     while True:
         await watch.until_present()
-        try:
-            async with asyncio.TaskGroup() as group:
-                following: list[asyncio.Task[None]] = []
-                end = await attend(lambda leave: following.append(group.create_task(_follow(watch, leave))))
-                was_ended = any(task.done() for task in following)
-                for task in following:
-                    task.cancel()
-        except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
-        if end.reason is EndReason.FINISHED or not was_ended or is_over():
+        end, by_terms = await _part(watch, attend)
+        if end.reason is EndReason.FINISHED or not by_terms or is_over():
             return end
+
+
+async def _part(
+    watch: TermsWatch, attend: Callable[[Callable[[Leave], None]], Awaitable[ClientEnd]]
+) -> tuple[ClientEnd, bool]:
+    """Take part once; return how that ended, and whether the terms have asked for it."""
+    following: list[asyncio.Task[None]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            end = await attend(lambda leave: following.append(group.create_task(_follow(watch, leave))))
+            by_terms = any(task.done() for task in following)
+            for task in following:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from None
+    return end, by_terms
 
 
 async def _follow(watch: TermsWatch, leave: Leave) -> None:

@@ -37,8 +37,7 @@ class Hours:
         """Whether a local time is within the hours."""
         minute = local.hour * 60 + local.minute
         return any(
-            first <= minute < last if first < last else minute >= first or minute < last
-            for first, last in self.windows
+            first <= minute < last if first < last else minute >= first or minute < last for first, last in self.windows
         )
 
     def next_change(self, local: datetime) -> datetime:

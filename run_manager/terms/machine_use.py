@@ -57,7 +57,9 @@ class MachineUse:
             others_cores=self._others_cores(own),
             cores=os.cpu_count() or 1,
             gpu_others=self._gpu_others(own),
-            gpu_percent=None if percent is None else max(map(int, re.findall(r"^\d{1,3}$", percent, re.M)), default=None),
+            gpu_percent=None
+            if percent is None
+            else max(map(int, re.findall(r"^\d{1,3}$", percent, re.M)), default=None),
         )
 
     def unknown(self, seen: Observation) -> Sequence[str]:
@@ -83,7 +85,7 @@ class MachineUse:
 
     def _others_cores(self, own: dict[int, float]) -> float | None:
         busy_s = busy_cpu_s(self._proc)
-        own_s = sum(own.values()) or sum(os.times()[:4])
+        own_s = sum(own.values()) if own else sum(os.times()[:4])
         now, before = (time.monotonic(), busy_s or 0.0, own_s), self._before
         self._before = now if busy_s is not None or hasattr(os, "getloadavg") else None
         if before is None or self._before is None or now[0] <= before[0]:

@@ -33,7 +33,7 @@ def limited(transport: asyncio.Transport, protocol: asyncio.BaseProtocol) -> asy
 
 
 class _LimitedTransport(asyncio.Transport):
-    """What the protocol writes to; `_Arriving` is what the transport gives its bytes to."""
+    """The transport that the protocol sees; `_Arriving` is the protocol that the transport sees."""
 
     def __init__(self, transport: asyncio.Transport, protocol: asyncio.BaseProtocol, limits: Bandwidth) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """A proxy in this process, for a library that resolves names, connects and follows redirects by itself.
 
-The rules kept here: it connects only addresses that the documents of a run may lead to, and keeps to the client's limits of bandwidth; it serves only who knows its
-key, so that nobody else on the machine can use it.
+The rules kept here: it connects only addresses that the documents of a run may lead to, and keeps to the client's
+limits of bandwidth; it serves only who knows its key, so that nobody else on the machine can use it.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
 """Sessions of the HTTP client, `aiohttp`: which certificates are trusted, and which addresses are connected.
 
 The rules kept here: an address is checked after its name was resolved, and connected as it was checked; this is so for
-every connection, and so for every redirect; every connection keeps to the client's limits of bandwidth. A proxy is connected wherever it is, and asked only for servers that may be
-connected, as far as their names are known here. No cookie is kept, no `netrc` is read, and connecting has a bound.
+every connection, and so for every redirect. Every connection keeps to the client's limits of bandwidth. A proxy is
+connected wherever it is, and asked only for servers that may be connected, as far as their names are known here. No
+cookie is kept, no `netrc` is read, and connecting has a bound.
 """
 
 import asyncio

@@ -68,4 +68,6 @@ class OwnerTerms:
     def check_goes_with_mesh(self, axes: str | None) -> None:
         """Raise `InvalidInput` for limits of bandwidth of a mesh, whose processes fetch data by themselves."""
         if axes is not None and (self.upload or self.download):
-            raise InvalidInput("--upload and --download do not go with --mesh, whose processes fetch data by themselves")
+            raise InvalidInput(
+                "--upload and --download do not go with --mesh, whose processes fetch data by themselves"
+            )

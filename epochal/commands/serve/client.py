@@ -324,17 +324,18 @@ def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: Dat
 
 
 async def _run(joining: _Joining, terms: Terms) -> None:
-    clock = joining.dependencies.retry_policy.clock
+    clock, worker = joining.dependencies.retry_policy.clock, joining.dependencies.new_worker("epochal-terms")
     sleeping = asyncio.get_running_loop().create_task(notice_sleep())
     with _Leaving(joining.leave_bound_s) as leaving:
         try:
             end = await attended(
-                TermsWatch(terms, MachineUse(), clock),
+                TermsWatch(terms, MachineUse(), clock, worker),
                 partial(_attend, joining, leaving),
                 lambda: leaving.is_wanted,
             )
         finally:
             sleeping.cancel()
+            await worker.aclose()
         held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
         say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
 
@@ -343,9 +344,7 @@ async def _attend(joining: _Joining, leaving: "_Leaving", begun: Callable[[Leave
     """Join the run and take part in it; hand over how the client is asked to leave."""
     dependencies = joining.dependencies
     reach = dependencies.permissions.reach
-    async with await CoordinatorClient.connect(
-        joining.url, dependencies.retry_policy, joining.verify, reach
-    ) as api:
+    async with await CoordinatorClient.connect(joining.url, dependencies.retry_policy, joining.verify, reach) as api:
         logged = replace(dependencies, observer=partial(log_event, url=joining.url))
         agent = leaving.agent = Agent(api, joining.profile, logged, joining.leave_bound_s)
         begun(agent.finish_and_withdraw)

@@ -78,7 +78,9 @@ def test_rate_is_read(text: str, bits: float) -> None:
     assert parse_rate("--upload", text) == bits / 8
 
 
-@pytest.mark.parametrize("text", ["", "10", "10 mbit", "10MB", "1kbit", "0mbit", "-1mbit", "2000gbit", "٣mbit", "1e3kbit"])
+@pytest.mark.parametrize(
+    "text", ["", "10", "10 mbit", "10MB", "1kbit", "0mbit", "-1mbit", "2000gbit", "٣mbit", "1e3kbit"]
+)
 def test_other_rate_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_rate("--upload", text)
@@ -190,12 +192,12 @@ async def test_data_over_tcp_and_http_share_a_limit() -> None:
             got: list[np.ndarray] = []
 
             async def samples() -> None:
-                got.append((await provider.get_samples(DataIds(0, count - 1))).tokens)
+                got.append((await provider.get_samples(DataIds(0, count - 1))).input_ids)
 
             elapsed_s = await took(samples, down(client, BODY_BYTES // 2))
             await provider.aclose()
     check_rate(elapsed_s, got[0].nbytes + BODY_BYTES // 2)
-    np.testing.assert_array_equal(got[0], (await source.get_samples(DataIds(0, count - 1))).tokens)
+    np.testing.assert_array_equal(got[0], (await source.get_samples(DataIds(0, count - 1))).input_ids)
 
 
 async def test_relay_of_a_library_keeps_to_the_limit() -> None:
@@ -203,7 +205,7 @@ async def test_relay_of_a_library_keeps_to_the_limit() -> None:
         with limited_to(Bandwidth(download=RateLimit(RATE))):
             relay = CheckedRelay(None)
         await relay.start()
-        async with httpx.AsyncClient(proxy=relay.url, timeout=30) as client:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", proxy=relay.url, timeout=30) as client:
             elapsed_s = await took(down(client, BODY_BYTES))  # the library's own connection is not limited
         await relay.aclose()
     check_rate(elapsed_s, BODY_BYTES)
@@ -213,7 +215,7 @@ async def test_closing_sends_what_was_written_before() -> None:
     """A request that is left is still sent whole: the server sees all of its bytes, at the limit's pace."""
     seen = asyncio.get_running_loop().create_future()
 
-    async def take_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:  # noqa: ARG001
+    async def take_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.set_result(await reader.read(-1))
 
     async with raw_server(take_all) as port:

@@ -313,7 +313,7 @@ def test_misses_before_a_planned_absence_are_neither_forgotten_nor_more() -> Non
     assert driver.conduct(4) == kept
 
 
-def test_going_silent_with_work_to_do_is_a_miss_also_after_an_applied_result() -> None:
+def test_going_silent_with_work_to_do_is_a_miss_in_any_case() -> None:
     driver = in_round(1, 2, 3, config__total_steps=50)
     driver.play_round()
     driver.send(stimuli.ClientsFellSilent((client(3),)))

@@ -1,0 +1,111 @@
+"""`epochal service`: run a client as a service of this machine's user."""
+
+import contextlib
+import math
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer.main import get_command
+
+from epochal.cli.options.owner_terms import OwnerTerms
+from epochal.commands.serve.client import CLOSING_BOUND_S, STOP_BOUND_S, client
+from epochal.runtime.files.durable_files import replace_file
+from epochal.state.errors import InvalidInput
+from epochal.tools.service_units import ClientService, Manager, checked_name, client_words, manager_of
+
+TOOL_TIMEOUT_S = 300.0
+"""To stop a service takes as long as its client needs to finish the round."""
+STOP_SLACK_S = 10
+STATE_FOLDER = Path(".local") / "state" / "epochal"
+"""Below the home: keys and logs of services."""
+
+NameOption = Annotated[str, typer.Option("--as", metavar="NAME", help="Name of the service; one for each run.")]
+ArgumentsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="URL [OPTIONS]...", help="Address of the coordinator, and the options of `epochal client`."),
+]
+
+
+def install(arguments: ArgumentsArgument, name: NameOption = "volunteer") -> None:
+    """Write a service that runs `epochal client` with these options, and start it where systemd or launchd runs.
+
+    It is the user's own: no administrator is needed. It starts with the user's sessions, again after a failure, and
+    finishes its round when it is stopped. Without `--key` it gets a key of its own, so that it keeps its place in the
+    run. Variables of the environment, as for tokens, are not taken over.
+    """
+    manager = _manager()
+    path, home = manager.path(checked_name(name)), Path.home() / STATE_FOLDER
+    chosen = _checked(arguments)
+    if chosen.get("key") is None:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        arguments = [*arguments, "--key", str(home / f"{name}.key"), "--new-key"]
+    stop_s = math.ceil(float(str(chosen["leave_bound_s"])) + CLOSING_BOUND_S + STOP_BOUND_S) + STOP_SLACK_S
+    text = manager.text(ClientService(name, client_words(arguments), Path.cwd(), home / f"{name}.log", stop_s))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text, mode=0o600)
+    typer.echo(f"wrote {path}")
+    _run(manager, manager.enabling(name))
+    typer.echo(manager.advice(name))
+
+
+install.settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # type: ignore[attr-defined]
+
+
+def remove(name: NameOption = "volunteer") -> None:
+    """Stop a service, which finishes its round, and remove its file. Its key stays."""
+    manager = _manager()
+    path = manager.path(checked_name(name))
+    if not path.exists():
+        raise InvalidInput(f"--as {name}: there is no service {path}")
+    _run(manager, manager.disabling(name))
+    path.unlink()
+    typer.echo(f"removed {path}")
+
+
+def status(name: NameOption = "volunteer") -> None:
+    """Show whether a service is installed, its command, and how it does."""
+    manager = _manager()
+    path = manager.path(checked_name(name))
+    if not path.exists():
+        typer.echo(f"not installed: {path}")
+        raise typer.Exit(1)
+    typer.echo(f"installed: {path}")
+    _run(manager, (manager.showing(name),))
+
+
+def _manager() -> Manager:
+    return manager_of(sys.platform, os.getuid() if hasattr(os, "getuid") else 0)
+
+
+def _checked(arguments: Sequence[str]) -> dict[str, object]:
+    """Return the options of a client. A mistake in one is reported as the client itself would."""
+    app = typer.Typer(add_completion=False)
+    app.command("client")(client)
+    chosen = get_command(app).make_context("epochal client", list(arguments)).params
+    owner = OwnerTerms(*(chosen[field] for field in ("upload", "download", "hours", "when_idle")))
+    owner.check_goes_with_mesh(chosen["mesh"])
+    _ = owner.bandwidth, owner.terms
+    return chosen
+
+
+def _run(manager: Manager, commands: Sequence[Sequence[str]]) -> None:
+    """Run the manager's commands, or say which are next where they cannot be run here."""
+    for number, command in enumerate(commands):
+        reason = f"there is no {manager.tool} here"
+        if shutil.which(manager.tool) is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ran = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
+                if ran.returncode == 0:
+                    typer.echo(ran.stdout, nl=False)
+                    continue
+                reason = (ran.stderr.strip() or ran.stdout.strip() or f"exit code {ran.returncode}").splitlines()[0]
+        rest = "; ".join(shlex.join(each) for each in commands[number:])
+        typer.echo(f"not done ({reason}); next: {rest}")
+        return
