@@ -56,5 +56,7 @@ async def notice_sleep() -> None:
         slept = slept_between(before, after)
         if slept is not None:
             whose = "the machine slept" if slept.of_machine else "this process was stopped"
-            log.warning("slept", extra={"slept_s": round(slept.slept_s), "reason": whose, "consequence": "it goes on"})
+            log.warning(
+                "was_asleep", extra={"slept_s": round(slept.slept_s), "reason": whose, "consequence": "it goes on"}
+            )
         before = after

@@ -66,7 +66,7 @@ async def test_client_that_was_stopped_says_for_how_long_and_goes_on(tmp_path: P
             document = await hand.take_round(document)
         client.process.send_signal(signal.SIGCONT)
         gone_s = loop.time() - stopped_s
-        slept = await run.until_logged(client, "slept")
+        slept = await run.until_logged(client, "was_asleep")
         assert slept["reason"] == "this process was stopped"
         assert abs(slept["slept_s"] - gone_s) < 5
         async with asyncio.timeout(BOUND_S):
