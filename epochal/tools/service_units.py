@@ -7,7 +7,7 @@ read it, because an invitation may be among the words.
 import plistlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,111 +44,97 @@ class ClientService:
     stop_bound_s: int
 
 
-class Systemd:
-    """systemd, as an instance of the user runs it."""
+@dataclass(frozen=True, slots=True)
+class ServiceManager:
+    """How a system runs one service of its user.
 
-    tool = "systemctl"
+    Attributes:
+        path: of the service's file.
+        enabling: the commands that start it now and with each of the user's sessions.
+        disabling: the command that ends it, before its file is removed.
+        showing: the command that shows how it does.
+        advice: what its owner may want to know next.
+        text: returns the file's bytes. Raises `InvalidInput` for a word that it cannot hold.
+    """
 
-    def path(self, name: str) -> Path:
-        """Return where the unit lies."""
-        return Path.home() / ".config" / "systemd" / "user" / f"epochal-{name}.service"
-
-    def text(self, service: ClientService) -> bytes:
-        """Return the unit. Raise `InvalidInput` for a word that no unit can hold."""
-        command = " ".join(map(_systemd_word, service.words))
-        folder = str(service.folder).replace("%", "%%")
-        _check_lines((*service.words, folder))
-        return (
-            f"[Unit]\nDescription=Epochal client ({service.name})\nAfter=network-online.target\n\n"
-            f"[Service]\nType=exec\nExecStart={command}\nWorkingDirectory={folder}\nRestart=on-failure\n"
-            f"RestartSec={RESTART_AFTER_S}\nRestartPreventExitStatus=2\n"
-            f"TimeoutStopSec={service.stop_bound_s}\nNoNewPrivileges=yes\n\n"
-            "[Install]\nWantedBy=default.target\n"
-        ).encode()
-
-    def enabling(self, name: str) -> Sequence[Sequence[str]]:
-        """Return the commands that start the service now and with each of the user's sessions."""
-        unit = self.path(name).name
-        return (("systemctl", "--user", "daemon-reload"), ("systemctl", "--user", "enable", "--now", unit))
-
-    def disabling(self, name: str) -> Sequence[Sequence[str]]:
-        """Return the commands that end the service, before its file is removed."""
-        return (("systemctl", "--user", "disable", "--now", self.path(name).name),)
-
-    def showing(self, name: str) -> Sequence[str]:
-        """Return the command that shows how the service does."""
-        return ("systemctl", "--user", "status", "--no-pager", self.path(name).name)
-
-    def advice(self, name: str) -> str:
-        """Return what its owner may want to know next."""
-        unit = self.path(name).name
-        return (
-            f"its log: journalctl --user -u {unit}; to run it also while you are logged out: "
-            'loginctl enable-linger "$USER"'
-        )
+    path: Path
+    enabling: Sequence[Sequence[str]]
+    disabling: Sequence[str]
+    showing: Sequence[str]
+    advice: str
+    text: Callable[[ClientService], bytes]
 
 
-class Launchd:
-    """launchd of macOS, as an agent of the user."""
-
-    tool = "launchctl"
-
-    def __init__(self, user_id: int) -> None:
-        self._user_id = user_id
-
-    def path(self, name: str) -> Path:
-        """Return where the property list lies."""
-        return Path.home() / "Library" / "LaunchAgents" / f"{LABEL}.{name}.plist"
-
-    def text(self, service: ClientService) -> bytes:
-        """Return the property list. Raise `InvalidInput` for a word that none can hold."""
-        _check_lines(service.words)
-        return plistlib.dumps(
-            {
-                "Label": f"{LABEL}.{service.name}",
-                "ProgramArguments": list(service.words),
-                "WorkingDirectory": str(service.folder),
-                "RunAtLoad": True,
-                "KeepAlive": {"SuccessfulExit": False},
-                "ThrottleInterval": RESTART_AFTER_S,
-                "ExitTimeOut": service.stop_bound_s,
-                "StandardOutPath": str(service.log),
-                "StandardErrorPath": str(service.log),
-            }
-        )
-
-    def enabling(self, name: str) -> Sequence[Sequence[str]]:
-        """Return the commands that start the service now and with each login."""
-        return (("launchctl", "bootstrap", f"gui/{self._user_id}", str(self.path(name))),)
-
-    def disabling(self, name: str) -> Sequence[Sequence[str]]:
-        """Return the commands that end the service, before its file is removed."""
-        return (("launchctl", "bootout", f"gui/{self._user_id}/{LABEL}.{name}"),)
-
-    def showing(self, name: str) -> Sequence[str]:
-        """Return the command that shows how the service does."""
-        return ("launchctl", "print", f"gui/{self._user_id}/{LABEL}.{name}")
-
-    def advice(self, name: str) -> str:
-        """Return what its owner may want to know next."""
-        return f"its log: the file that {self.path(name)} names"
+def systemd(name: str) -> ServiceManager:
+    """Return the user's own systemd, for the service of this name."""
+    unit, systemctl = f"epochal-{name}.service", ("systemctl", "--user")
+    return ServiceManager(
+        path=Path.home() / ".config" / "systemd" / "user" / unit,
+        enabling=((*systemctl, "daemon-reload"), (*systemctl, "enable", "--now", unit)),
+        disabling=(*systemctl, "disable", "--now", unit),
+        showing=(*systemctl, "status", "--no-pager", unit),
+        advice=f"its log: journalctl --user -u {unit}; to run it also while you are logged out: "
+        'loginctl enable-linger "$USER"',
+        text=_unit,
+    )
 
 
-Manager = Systemd | Launchd
+def launchd(name: str, user_id: int) -> ServiceManager:
+    """Return macOS's launchd with the user's agents, for the service of this name."""
+    label, domain = f"{LABEL}.{name}", f"gui/{user_id}"
+    path = Path.home() / "Library" / "LaunchAgents" / f"{label}.plist"
+    return ServiceManager(
+        path=path,
+        enabling=(("launchctl", "bootstrap", domain, str(path)),),
+        disabling=("launchctl", "bootout", f"{domain}/{label}"),
+        showing=("launchctl", "print", f"{domain}/{label}"),
+        advice=f"its log: the file that {path} names",
+        text=_property_list,
+    )
 
 
-def manager_of(platform: str, user_id: int) -> Manager:
-    """Return the manager of services of a platform, by Python's name of it. Raise `InvalidInput` if it has none."""
+def manager_of(platform: str, user_id: int, name: str) -> ServiceManager:
+    """Return how a platform, by Python's name of it, runs a service. Raise `InvalidInput` if it cannot."""
+    checked_name(name)
     if platform == "darwin":
-        return Launchd(user_id)
+        return launchd(name, user_id)
     if platform.startswith("linux"):
-        return Systemd()
+        return systemd(name)
     raise InvalidInput(f"services are made for systemd (Linux) and launchd (macOS), not on {platform}")
 
 
 def client_words(arguments: Sequence[str]) -> Sequence[str]:
     """Return the command of a client with these arguments, by this interpreter."""
     return (sys.executable, "-m", "epochal", "client", *arguments)
+
+
+def _unit(service: ClientService) -> bytes:
+    command, folder = " ".join(map(_systemd_word, service.words)), str(service.folder).replace("%", "%%")
+    _check_lines((*service.words, folder))
+    return (
+        f"[Unit]\nDescription=Epochal client ({service.name})\nAfter=network-online.target\n\n"
+        f"[Service]\nType=exec\nExecStart={command}\nWorkingDirectory={folder}\nRestart=on-failure\n"
+        f"RestartSec={RESTART_AFTER_S}\nRestartPreventExitStatus=2\n"
+        f"TimeoutStopSec={service.stop_bound_s}\nNoNewPrivileges=yes\n\n"
+        "[Install]\nWantedBy=default.target\n"
+    ).encode()
+
+
+def _property_list(service: ClientService) -> bytes:
+    _check_lines(service.words)
+    return plistlib.dumps(
+        {
+            "Label": f"{LABEL}.{service.name}",
+            "ProgramArguments": list(service.words),
+            "WorkingDirectory": str(service.folder),
+            "RunAtLoad": True,
+            "KeepAlive": {"SuccessfulExit": False},
+            "ThrottleInterval": RESTART_AFTER_S,
+            "ExitTimeOut": service.stop_bound_s,
+            "StandardOutPath": str(service.log),
+            "StandardErrorPath": str(service.log),
+        }
+    )
 
 
 def _systemd_word(word: str) -> str:

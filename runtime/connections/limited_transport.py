@@ -109,9 +109,6 @@ class _LimitedTransport(asyncio.Transport):
     def resume_reading(self) -> None:
         self._arriving.hold(is_held=False)
 
-    def is_reading(self) -> bool:
-        return not self._arriving.is_held
-
     def close(self) -> None:
         self._is_closing = True
         if not self._waiting:
@@ -130,15 +127,6 @@ class _LimitedTransport(asyncio.Transport):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._transport.get_extra_info(name, default)
 
-    def can_write_eof(self) -> bool:
-        return False
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self._protocol
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self._protocol = self._arriving.protocol = protocol
-
 
 class _Arriving(asyncio.BufferedProtocol):
     """Receives the bytes of a transport for a protocol of either kind."""
@@ -151,14 +139,14 @@ class _Arriving(asyncio.BufferedProtocol):
         download: RateLimit | None,
     ) -> None:
         self._outer, self._transport, self._download = outer, transport, download
-        self.protocol = protocol
+        self._protocol = protocol
         self._piece = bytearray(HIGH_WATER_BYTES if download is None else download.piece_bytes)
         self._timer: asyncio.TimerHandle | None = None
-        self.is_held = False
+        self._is_held = False
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        if isinstance(self.protocol, asyncio.BufferedProtocol):
-            return memoryview(self.protocol.get_buffer(sizehint))[: len(self._piece)]
+        if isinstance(self._protocol, asyncio.BufferedProtocol):
+            return memoryview(self._protocol.get_buffer(sizehint))[: len(self._piece)]
         return memoryview(self._piece)
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -168,10 +156,10 @@ class _Arriving(asyncio.BufferedProtocol):
             if delay_s:
                 self._timer = loop.call_later(delay_s, self._go_on)
                 self._follow()
-        if isinstance(self.protocol, asyncio.BufferedProtocol):
-            self.protocol.buffer_updated(nbytes)
+        if isinstance(self._protocol, asyncio.BufferedProtocol):
+            self._protocol.buffer_updated(nbytes)
         else:
-            self.protocol.data_received(bytes(memoryview(self._piece)[:nbytes]))  # type: ignore[attr-defined]
+            self._protocol.data_received(bytes(memoryview(self._piece)[:nbytes]))  # type: ignore[attr-defined]
 
     def _go_on(self) -> None:
         self._timer = None
@@ -179,23 +167,23 @@ class _Arriving(asyncio.BufferedProtocol):
 
     def hold(self, *, is_held: bool) -> None:
         """Read nothing while the protocol does not want more."""
-        self.is_held = is_held
+        self._is_held = is_held
         self._follow()
 
     def _follow(self) -> None:
         if not self._transport.is_closing():
-            pauses = self.is_held or self._timer is not None
+            pauses = self._is_held or self._timer is not None
             (self._transport.pause_reading if pauses else self._transport.resume_reading)()
 
     def eof_received(self) -> bool | None:
-        found: bool | None = self.protocol.eof_received()  # type: ignore[attr-defined]
+        found: bool | None = self._protocol.eof_received()  # type: ignore[attr-defined]
         return found
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._outer.forget()
-        self.protocol.connection_lost(exc)
+        self._protocol.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._outer.block(is_blocked=True)

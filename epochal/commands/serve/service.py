@@ -1,6 +1,5 @@
 """`epochal service`: run a client as a service of this machine's user."""
 
-import contextlib
 import math
 import os
 import shlex
@@ -18,7 +17,7 @@ from epochal.cli.options.owner_terms import OwnerTerms
 from epochal.commands.serve.client import CLOSING_BOUND_S, STOP_BOUND_S, client
 from epochal.runtime.files.durable_files import replace_file
 from epochal.state.errors import InvalidInput
-from epochal.tools.service_units import ClientService, Manager, checked_name, client_words, manager_of
+from epochal.tools.service_units import ClientService, ServiceManager, client_words, manager_of
 
 TOOL_TIMEOUT_S = 300.0
 """To stop a service takes as long as its client needs to finish the round."""
@@ -40,19 +39,18 @@ def install(arguments: ArgumentsArgument, name: NameOption = "volunteer") -> Non
     finishes its round when it is stopped. Without `--key` it gets a key of its own, so that it keeps its place in the
     run. Variables of the environment, as for tokens, are not taken over.
     """
-    manager = _manager()
-    path, home = manager.path(checked_name(name)), Path.home() / STATE_FOLDER
+    manager, home = _manager(name), Path.home() / STATE_FOLDER
     chosen = _checked(arguments)
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
     if chosen.get("key") is None:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         arguments = [*arguments, "--key", str(home / f"{name}.key"), "--new-key"]
     stop_s = math.ceil(float(str(chosen["leave_bound_s"])) + CLOSING_BOUND_S + STOP_BOUND_S) + STOP_SLACK_S
     text = manager.text(ClientService(name, client_words(arguments), Path.cwd(), home / f"{name}.log", stop_s))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text, mode=0o600)
-    typer.echo(f"wrote {path}")
-    _run(manager, manager.enabling(name))
-    typer.echo(manager.advice(name))
+    manager.path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(manager.path, text, mode=0o600)
+    typer.echo(f"wrote {manager.path}")
+    _run(manager.enabling)
+    typer.echo(manager.advice)
 
 
 install.settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # type: ignore[attr-defined]
@@ -60,28 +58,26 @@ install.settings = {"ignore_unknown_options": True, "allow_interspersed_args": F
 
 def remove(name: NameOption = "volunteer") -> None:
     """Stop a service, which finishes its round, and remove its file. Its key stays."""
-    manager = _manager()
-    path = manager.path(checked_name(name))
-    if not path.exists():
-        raise InvalidInput(f"--as {name}: there is no service {path}")
-    _run(manager, manager.disabling(name))
-    path.unlink()
-    typer.echo(f"removed {path}")
+    manager = _manager(name)
+    if not manager.path.exists():
+        raise InvalidInput(f"--as {name}: there is no service {manager.path}")
+    _run((manager.disabling,))
+    manager.path.unlink()
+    typer.echo(f"removed {manager.path}")
 
 
 def status(name: NameOption = "volunteer") -> None:
     """Show whether a service is installed, its command, and how it does."""
-    manager = _manager()
-    path = manager.path(checked_name(name))
-    if not path.exists():
-        typer.echo(f"not installed: {path}")
+    manager = _manager(name)
+    if not manager.path.exists():
+        typer.echo(f"not installed: {manager.path}")
         raise typer.Exit(1)
-    typer.echo(f"installed: {path}")
-    _run(manager, (manager.showing(name),))
+    typer.echo(f"installed: {manager.path}")
+    _run((manager.showing,))
 
 
-def _manager() -> Manager:
-    return manager_of(sys.platform, os.getuid() if hasattr(os, "getuid") else 0)
+def _manager(name: str) -> ServiceManager:
+    return manager_of(sys.platform, os.getuid() if hasattr(os, "getuid") else 0, name)
 
 
 def _checked(arguments: Sequence[str]) -> dict[str, object]:
@@ -95,17 +91,25 @@ def _checked(arguments: Sequence[str]) -> dict[str, object]:
     return chosen
 
 
-def _run(manager: Manager, commands: Sequence[Sequence[str]]) -> None:
-    """Run the manager's commands, or say which are next where they cannot be run here."""
+def _run(commands: Sequence[Sequence[str]]) -> None:
+    """Run the commands and print what they say, or say which are next where they cannot be run here."""
     for number, command in enumerate(commands):
-        reason = f"there is no {manager.tool} here"
-        if shutil.which(manager.tool) is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                ran = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
-                if ran.returncode == 0:
-                    typer.echo(ran.stdout, nl=False)
-                    continue
-                reason = (ran.stderr.strip() or ran.stdout.strip() or f"exit code {ran.returncode}").splitlines()[0]
-        rest = "; ".join(shlex.join(each) for each in commands[number:])
-        typer.echo(f"not done ({reason}); next: {rest}")
-        return
+        reason = _failure_of(command)
+        if reason is not None:
+            rest = "; ".join(shlex.join(each) for each in commands[number:])
+            typer.echo(f"not done ({reason}); next: {rest}")
+            return
+
+
+def _failure_of(command: Sequence[str]) -> str | None:
+    """Run a command and print its output. Return why it could not be done, or None."""
+    if shutil.which(command[0]) is None:
+        return f"there is no {command[0]} here"
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"it has not ended within {TOOL_TIMEOUT_S:g} s"
+    typer.echo(ran.stdout, nl=False)
+    if ran.returncode == 0 or ran.stdout:  # a service that is stopped is shown with another code
+        return None
+    return (ran.stderr.strip() or f"exit code {ran.returncode}").splitlines()[0]

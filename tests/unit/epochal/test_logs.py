@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 from io import StringIO
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -49,13 +50,13 @@ def test_log_line_for_people_is_one_line_whatever_a_client_says(caplog: pytest.L
 # At a terminal
 
 
-def record(name: str, level: int = logging.INFO, **fields: object) -> logging.LogRecord:
+def record(name: str, level: int = logging.INFO, **fields: Any) -> logging.LogRecord:
     made = logging.LogRecord("epochal.test", level, __file__, 1, name, None, None)
     vars(made).update(fields)
     return made
 
 
-TRAINED = {
+TRAINED: dict[str, Any] = {
     "step": 6, "attempt": 0, "loss": 3.2959755525892738, "token_count": 7680, "train_s": 0.107, "uploaded_bytes": 15644,
     "result_sha256": "ab" * 32,
 }  # fmt: skip
@@ -101,7 +102,7 @@ def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
     ],
 )
 def test_what_comes_with_every_round_is_left_out_at_a_terminal(
-    name: str, fields: dict[str, object], is_shown: bool
+    name: str, fields: dict[str, Any], is_shown: bool
 ) -> None:
     assert ForPeople().filter(record(name, **fields)) == is_shown
 
@@ -130,7 +131,8 @@ def test_files_json_and_verbose_have_every_line_with_its_digests(
         for _ in range(2):
             logging.getLogger("epochal.test").info("round_trained", extra=TRAINED)
     finally:
-        root.handlers[:], _ = before, root.setLevel(level)
+        root.handlers[:] = before
+        root.setLevel(level)
     assert stream.getvalue().count("ab" * 32) == (2 if is_whole else 0)
     assert stream.getvalue().count("\n") == (2 if is_whole else 1)
 

@@ -13,7 +13,15 @@ from typer.testing import CliRunner
 
 from epochal.cli.main import app
 from epochal.state.errors import InvalidInput
-from epochal.tools.service_units import ClientService, Launchd, Systemd, checked_name, client_words, manager_of
+from epochal.tools.service_units import (
+    ClientService,
+    ServiceManager,
+    checked_name,
+    client_words,
+    launchd,
+    manager_of,
+    systemd,
+)
 
 PRINTABLE = st.text(st.characters(exclude_categories=("C", "Z"), include_characters=" "), max_size=30)
 TERMS = ("--hours", "22-07", "--upload", "10mbit", "--when-idle", "--nice")
@@ -32,19 +40,19 @@ def read_words(command: str) -> list[str]:
 
 @given(st.lists(PRINTABLE, min_size=1, max_size=6))
 def test_unit_says_every_word_of_the_command(words: list[str]) -> None:
-    text = Systemd().text(service("/usr/bin/python3", *words)).decode()
+    text = systemd("lab").text(service("/usr/bin/python3", *words)).decode()
     (command,) = re.findall("^ExecStart=(.*)$", text, re.M)
     assert read_words(command) == ["/usr/bin/python3", *words]
 
 
 @given(st.lists(PRINTABLE, min_size=1, max_size=6))
 def test_property_list_says_every_word_of_the_command(words: list[str]) -> None:
-    assert plistlib.loads(Launchd(501).text(service(*words)))["ProgramArguments"] == words
+    assert plistlib.loads(launchd("lab", 501).text(service(*words)))["ProgramArguments"] == words
 
 
 @pytest.mark.parametrize("word", ["a\nExecStart=/bin/sh", "\x00", "\x1b[31m"])
-@pytest.mark.parametrize("manager", [Systemd(), Launchd(501)])
-def test_word_with_a_line_end_is_refused(manager: Systemd | Launchd, word: str) -> None:
+@pytest.mark.parametrize("manager", [systemd("lab"), launchd("lab", 501)])
+def test_word_with_a_line_end_is_refused(manager: ServiceManager, word: str) -> None:
     with pytest.raises(InvalidInput, match="characters that can be printed"):
         manager.text(service("/usr/bin/python3", word))
 
@@ -53,7 +61,7 @@ def test_word_with_a_line_end_is_refused(manager: Systemd | Launchd, word: str) 
 def test_systemd_finds_no_fault_in_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     unit = tmp_path / "epochal-volunteer.service"
-    unit.write_bytes(Systemd().text(service(*client_words((URL, *TERMS, "--name", 'my $HOME "lab" 50 % \\ ; x')))))
+    unit.write_bytes(systemd("lab").text(service(*client_words((URL, *TERMS, "--name", 'my $HOME "lab" 50 % \\ ; x')))))
     ran = subprocess.run(
         ("systemd-analyze", "--user", "verify", str(unit)), capture_output=True, text=True, timeout=60, check=False
     )
@@ -108,9 +116,10 @@ def test_mistake_in_a_service_is_said_when_it_is_installed(arguments: tuple[str,
 
 
 def test_platforms_have_their_managers() -> None:
-    assert isinstance(manager_of("linux", 1000), Systemd)
-    assert Launchd(501).enabling("lab")[0][:3] == ("launchctl", "bootstrap", "gui/501")
-    assert isinstance(manager_of("darwin", 501), Launchd)
+    assert manager_of("linux", 1000, "lab").path.name == "epochal-lab.service"
+    of_macos = manager_of("darwin", 501, "lab")
+    assert of_macos.enabling == (("launchctl", "bootstrap", "gui/501", str(of_macos.path)),)
+    assert of_macos.disabling == ("launchctl", "bootout", "gui/501/org.epochal.lab")
     with pytest.raises(InvalidInput, match="not on win32"):
-        manager_of("win32", 0)
+        manager_of("win32", 0, "lab")
     assert checked_name("my-run") == "my-run"
