@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.runtime.connections.bandwidth import (
     BURST_S,
     MAX_PIECE_BYTES,
@@ -28,10 +29,14 @@ from epochal.runtime.connections.limited_transport import limited
 from epochal.runtime.http.aiohttp_transport import AiohttpTransport
 from epochal.runtime.http.checked_relay import CheckedRelay
 from epochal.runtime.http.http_client import whole_answer
+from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_location import S3
 from epochal.state.errors import InvalidInput, NotAllowed
 from epochal.state.intervals import DataIds
 from tests.support.data.open_gate import OpenGate
+from tests.support.heavy import need_module
 from tests.support.servers.certificates import self_signed
+from tests.support.servers.data_http import HttpReply, HttpRequest, http_server
 from tests.support.servers.data_server import open_client, serving
 from tests.support.servers.plain_http import PLAIN
 from tests.support.servers.raw_http import head_of, raw_server
@@ -208,6 +213,32 @@ async def test_relay_of_a_library_keeps_to_the_limit() -> None:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", proxy=relay.url, timeout=30) as client:
             elapsed_s = await took(down(client, BODY_BYTES))  # the library's own connection is not limited
         await relay.aclose()
+    check_rate(elapsed_s, BODY_BYTES)
+
+
+async def test_bucket_is_read_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its library connects by itself, so that it is led through the relay."""
+    need_module("obstore")
+    monkeypatch.setenv("AWS_SKIP_SIGNATURE", "true")
+    body = np.random.default_rng(1).bytes(BODY_BYTES)
+    written = "2023-01-02T10:00:00.000Z"
+
+    async def answer(request: HttpRequest) -> HttpReply:
+        if "list-type" in request.query:
+            entry = f"<Key>a.bin</Key><LastModified>{written}</LastModified><ETag>1</ETag><Size>{len(body)}</Size>"
+            listing = f"<ListBucketResult><Contents>{entry}</Contents></ListBucketResult>"
+            return HttpReply(200, listing.encode())
+        first, last = request.byte_range() or (0, len(body) - 1)
+        headers = {"ETag": "1", "Last-Modified": "Mon, 02 Jan 2023 10:00:00 GMT"}
+        return HttpReply(206, body[first : last + 1], headers | {"Content-Range": f"bytes {first}-{last}/{len(body)}"})
+
+    async with http_server(answer) as url:
+        with limited_to(Bandwidth(download=RateLimit(RATE))):
+            source = await ObjectStoreSource.open(S3(bucket_name="b", endpoint=url), OWNERS)
+        into = bytearray(len(body))
+        elapsed_s = await took(lambda: source.read_into("a.bin", 0, memoryview(into)))
+        await source.aclose()
+    assert bytes(into) == body
     check_rate(elapsed_s, BODY_BYTES)
 
 
