@@ -142,6 +142,18 @@ def _is_invited(members: RunMembers, client_id: ClientId, access: Access) -> boo
     )
 
 
+def withdraw(run: Run, client_id: ClientId) -> Handled:
+    """Return the run without a member that says that it leaves.
+
+    A planned absence is no miss: one whose result of the last round was applied may not have heard yet that the next
+    one has begun with it. Its part of that one returns, and nobody waits for it.
+    """
+    member = run.members.by_id.get(client_id)
+    if run.round is not None and member is not None and member.conduct.last_applied_step == run.round.number.step - 1:
+        run = run.with_parts(run.round.with_parts(run.round.missing.excusing((client_id,))))
+    return leave(run, (client_id,), "withdrew")
+
+
 def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     """Return the run without these members; the round under way no longer waits for them."""
     gone = [client_id for client_id in client_ids if client_id in run.members]

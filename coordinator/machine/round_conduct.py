@@ -152,6 +152,8 @@ def _miss(
         return f"it reported a failure, {failure.kind}: {failure.message}"
     if client_id in current.missing.rejected:
         return f"its result was rejected: {current.missing.rejected[client_id]}"
+    if client_id in current.missing.excused:
+        return None
     if client_id not in members:
         return "it left before it delivered its result"
     return None if is_short else "its result did not arrive before the round's time was over"

@@ -290,6 +290,12 @@ class Driver:
         self.deliver(*(client_id for client_id, assigned in current.tasks.plan.assignments.items() if assigned))
         self.attest(*current.tasks.plan.witnesses)
 
+    def play_round_of(self, *numbers: int) -> None:
+        """These clients, and nobody else, deliver and attest."""
+        current, present = self.round, {client(number) for number in numbers}
+        self.deliver(*(who for who in self.workers() if who in present))
+        self.attest(*(who for who in current.tasks.plan.witnesses if who in present))
+
     def play_epoch(self, seconds_per_round: float) -> None:
         """Rounds in which everyone delivers, until Cooldown."""
         while self.run.clock.phase is RunState.ROUND_TRAIN:
