@@ -376,5 +376,9 @@ def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str,
 
     A length is that of the UTF-8 bytes, in 4 bytes, big-endian.
     """
-    parts = [part.encode() for part in ("epochal/join/v1", run_id, nonce, public_key, coordinator_key, host)]
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return signed_parts("epochal/join/v1", run_id, nonce, public_key, coordinator_key, host)
+
+
+def signed_parts(*texts: str) -> bytes:
+    """Return texts as bytes, each after its length."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (text.encode() for text in texts))
