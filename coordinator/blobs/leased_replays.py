@@ -161,14 +161,13 @@ class LeasedReplays:
             if key not in wanted or wanted[key].result_sha256 != work.replay.result_sha256:
                 verifier.works.pop(key).end()
         for key, replay in wanted.items():
-            work = verifier.works.get(key)
-            if work is None:
+            known = verifier.works.get(key)
+            if known is None:
                 may_begin, since_s = partial(self._may_begin, verifier), self._now_s()
                 verifier.works[key] = _Replay(replay=replay, may_begin=may_begin, free_since_s=since_s)
             else:
-                work.replay = replay
-        # One that ends the process that computes it must not keep the others from being computed.
-        return sorted((verifier.works[key] for key in wanted), key=lambda work: work.ended_leases)
+                known.replay = replay
+        return sorted((verifier.works[key] for key in wanted), key=_urgency)
 
     def _may_begin(self, verifier: _Verifier, replay: OpenReplay) -> bool:
         """Return whether a verifier may begin: not while enough others are at it, or others are there to judge."""
@@ -183,6 +182,17 @@ class LeasedReplays:
         return verifier.name not in reported or not any(
             self._is_present(other) and other.name not in reported for other in self._verifiers.values()
         )
+
+
+def _urgency(work: _Replay) -> tuple[int, bool, int]:
+    """Return the place of a replay among those that are due; of equal ones the machine's order decides.
+
+    One that ends the process that computes it must not keep the others from being computed. And of those that nobody
+    has reported the newest goes first: verifiers that have more than they can do, and begin with the oldest, would be
+    late with every one.
+    """
+    is_reported = bool(work.replay.reports)
+    return work.ended_leases, not is_reported, 0 if is_reported else -work.replay.step
 
 
 def _reports_missing(replay: OpenReplay) -> int:

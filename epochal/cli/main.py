@@ -131,6 +131,13 @@ ACCESS_COMMANDS = {
     "operate.access:remove": "Keep the owners of public keys out; those who are members leave.",
     "operate.access:list_": "List the keys whose owners may join.",
 }
+SERVICE_COMMANDS = {
+    "serve.service:install": (
+        "Write a service that runs `epochal client` with these options, and start it where systemd or launchd runs."
+    ),
+    "serve.service:remove": "Stop a service, which finishes its round, and remove its file. Its key stays.",
+    "serve.service:status": "Show whether a service is installed, its command, and how it does.",
+}
 TOKEN_COMMANDS = {
     "operate.token:data_server": (
         "Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."
@@ -157,6 +164,7 @@ app.add_typer(
 )
 app.add_typer(lazy_app(RECEIPT_COMMANDS, help="Get and check signed receipts of members' work."), name="receipt")
 app.add_typer(lazy_app(ACCESS_COMMANDS, help="Say whose keys may join a run (admin token)."), name="access")
+app.add_typer(lazy_app(SERVICE_COMMANDS, help="Run a client as a service of this machine's user."), name="service")
 app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")
 
 

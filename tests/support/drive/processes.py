@@ -46,7 +46,7 @@ FIRST_CLIENT_KEY = 100
 """A real client's key is 32 bytes of this number or a following one; keys of clients by hand have smaller numbers."""
 ADMIN_LINE = "admin token (shown this once): "
 
-LASTING_COMMANDS = frozenset({"client", "coordinator", "data-server", "trainer-service", "up"})
+LASTING_COMMANDS = frozenset({"client", "coordinator", "data-server", "trainer-service", "up", "verifier"})
 """Commands that may last, and handle signals."""
 
 SMALL_MODEL = {"context": 2, "embedding": 4, "hidden": 8}

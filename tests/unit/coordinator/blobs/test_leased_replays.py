@@ -56,9 +56,10 @@ def refused(found: pytest.ExceptionInfo[Refused]) -> Refusal:
 
 
 @in_virtual_time
-async def test_oldest_goes_first_and_each_to_one_verifier_only() -> None:
-    run = Run(replay_of(5), replay_of(6), replay_of(7))
-    assert [await run.leased_step(name) for name in ("one", "two", "one", "two")] == [5, 6, 7, None]
+async def test_disputed_goes_first_then_the_newest_and_each_to_one_verifier_only() -> None:
+    run = Run(reported_by(replay_of(3), "three", excess=1.0), replay_of(5), replay_of(6), replay_of(7))
+    found = [await run.leased_step(name) for name in ("one", "one", "two", "one", "two", "one", "two")]
+    assert found == [3, 7, 3, 6, 5, None, None]
     assert run.replays.verifier_count == 2
 
 

@@ -1,11 +1,9 @@
 """Replays of a played run's results: honest ones are at no distance, others are far away."""
 
-from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import pytest
 
-from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, SourceUnavailable, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.context import ClientDependencies, RunAccess
@@ -17,30 +15,19 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
 from epochal.state.model.replica import Replica, parse_checkpoint
-from epochal.state.model.tensors import Float32Array
 from epochal.state.wire import Sha256
 from epochal.tools.replays.replay import Replay, WorkOfRound, opened_replays
 from epochal.trainers.architectures import open_model
-from epochal.trainers.learner_trainer import LearnerTrainer
-from epochal.trainers.protocol import TrainedRound, Trainer
+from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import open_trainer
 from tests.support.data.spooled import SPOOL_PARENT
 from tests.support.data.stored_blobs import blob_bytes
+from tests.support.models.lying_trainer import LyingTrainer
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import SimulatedRun, simulated_run, small_state
 
 RESET: dict[str, object] = {"merge__inner_state": "reset", "merge__local_steps": 4}
 LIAR = 3
-
-
-class LyingTrainer(LearnerTrainer):
-    """Pushes the model the other way."""
-
-    async def train(
-        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
-    ) -> TrainedRound:
-        trained = await super().train(plan, parameters, batches)
-        return replace(trained, difference={name: -values for name, values in trained.difference.items()})
 
 
 def lying(state: StateFile, worker: Worker) -> LyingTrainer:

@@ -1,0 +1,84 @@
+"""`epochal verifier` in a run of real processes: a member that lies, verifiers that die, and a restart."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+from epochal.tools.testnet.child_processes import Child
+from tests.support.bounds import BOUND_S
+from tests.support.drive.processes import RealRun, in_training, real_run
+
+LIAR = "tests.support.models.lying_trainer:LyingTrainer"
+VERIFIED: dict[str, Any] = {
+    "config__total_steps": 10_000,
+    "config__global_batch_size_start": 6,
+    "config__global_batch_size_end": 6,
+    "merge__codec": "int4",
+    "merge__inner_state": "reset",
+    "merge__local_steps": 3,
+    "verify__percent": 100,
+}
+_LINE = re.compile(r"result of ([0-9a-f]{32}), step (\d+): excess distance ([0-9.]+), .*\(float32/cpu by float32/cpu")
+
+
+async def start_verifier(run: RealRun, name: str, *arguments: str) -> Child:
+    token = await run.command_here("token", "verifier", run.store)
+    token.expect(0)
+    command = ("verifier", run.url, "--trainer", "numpy", "--token", token.out.strip(), *arguments)
+    return await run.children.start(name, *command)
+
+
+async def distances(run: RealRun, verifier: Child, count: int) -> dict[str, list[float]]:
+    """Return the next excess distances that a verifier prints, by client."""
+    found: dict[str, list[float]] = {}
+    for _ in range(count):
+        line = _LINE.search(await run.line_of(verifier, "excess distance"))
+        assert line is not None, verifier.log_tail()
+        found.setdefault(line[1], []).append(float(line[3]))
+    return found
+
+
+async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=3, **VERIFIED) as run:
+        verifier = await start_verifier(run, "verifier-1")
+        honest = [await run.start_client(), await run.start_client()]
+        liar = await run.start_client(trainer=LIAR)
+        convicted = await run.until_logged(run.coordinator, "client_convicted")
+        assert convicted["client_id"] == run.client_id_of(liar)
+        assert await liar.wait(BOUND_S) != 0
+        await run.until(in_training(convicted["step"] + 1))
+        found = await distances(run, verifier, 12)
+        lies = found.pop(run.client_id_of(liar))
+        assert min(lies) > 1.5
+        assert set(found) == {run.client_id_of(client) for client in honest}
+        assert {distance for client in found.values() for distance in client} == {0.0}
+        assert len(run.events(run.coordinator, "client_convicted")) == 1
+        await run.stop_coordinator()
+        await run.prove()
+
+
+async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=2, **VERIFIED) as run:
+        for _ in range(2):
+            await run.start_client()
+        first = await start_verifier(run, "verifier-1", "--calibrate", "2")
+        line = await run.line_of(first, "repetitions of")
+        assert "float32/cpu by float32/cpu: 4 repetitions of 3 local steps, largest excess distance 0.0000" in line
+        await distances(run, first, 2)
+        first.kill()
+        second = await start_verifier(run, "verifier-2")
+        await distances(run, second, 2)
+        await run.kill_coordinator()
+        await run.start_coordinator()
+        await distances(run, second, 4)
+        second.process.send_signal(signal.SIGINT)
+        assert await second.wait(BOUND_S) == 0, second.log_tail()
+
+
+async def test_token_of_another_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    async with real_run(tmp_path, **VERIFIED) as run:
+        token = await run.command_here("token", "checker", run.store)
+        ran = await run.command("verifier", run.url, "--token", token.out.strip())
+        ran.expect(2)
+        assert "`epochal token verifier` makes one" in ran.err
