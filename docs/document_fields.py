@@ -38,10 +38,11 @@ OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "Results
 """Documents with their own parser."""
 FOR_OPERATORS = frozenset(
     {
-        *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData"),
+        *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData", "VerifierToken"),
         *(
             "KeptCheckpoints",
             "LeasedCheck",
+            "LeasedReplay",
             "LeasedSlice",
             "ParameterNames",
             "QuarantineRelease",
@@ -132,6 +133,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     Rule.SHOWN: (
         "*.run_id",
         "RunDocument.lineage",
+        "Receipt.lineage",
+        "Receipt.signature",
         "RunDocument.reason",
         "RunDocument.data_fingerprint",
         "Standing.result_rejected",
@@ -145,6 +148,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "StateFile.blobs.store.*",
     ),
     Rule.COMPARED: (
+        "Receipt.*s",
+        "Receipt.*step",
         "Outcome.step",
         "Outcome.attempt",
         "Outcome.entries[].assignment[].*",

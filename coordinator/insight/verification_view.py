@@ -4,8 +4,8 @@ from dataclasses import replace
 from itertools import islice
 from statistics import median
 
-from epochal.coordinator.machine.parts.tolerances import tolerance_of
 from epochal.coordinator.machine.parts.verification import Distances
+from epochal.coordinator.machine.replays.tolerances import tolerance_of
 from epochal.coordinator.machine.run import Run
 from epochal.state.messages.verification_views import (
     MAX_CLASSES_SHOWN,

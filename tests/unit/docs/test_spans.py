@@ -22,9 +22,9 @@ OTHER_PROGRAM = re.compile(
 """How a span of another program's command begins."""
 OF_OTHER_PROGRAMS = {
     "--replicas", "--long", "--query-gpu", "--query-compute-apps", "--format", "--logdir", "--line", "--faint",
-    "--user", "--now", "--no-pager",
+    "--user", "--now", "--no-pager", "--check", "--quiet",
 }  # fmt: skip
-"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl; and custom properties of CSS."""
+"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum; and custom properties of CSS."""
 
 
 def commands() -> Iterator[tuple[str, set[str]]]:

@@ -11,7 +11,7 @@ from epochal.state.messages.replay_messages import CalibrationReport
 from epochal.state.shown.verification_words import NO_VERIFIER, NOT_VERIFIED
 from epochal.view.status_panel import status_parts
 from tests.support.drive.machine_driver import client, in_round
-from tests.unit.coordinator.machine.test_verification import CPU, convict, open_of, pass_all, play, report, verified
+from tests.unit.coordinator.machine.replays.test_judging import CPU, convict, open_of, pass_all, play, report, verified
 from tests.unit.epochal.view.test_status_panel import status_of
 
 

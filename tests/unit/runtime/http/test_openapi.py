@@ -8,7 +8,7 @@ from starlette.responses import Response
 from epochal.runtime.http.openapi import DescribedApp, DescribedRoute
 
 
-async def test_route_is_made_at_its_first_request_and_refuses_other_methods_without() -> None:
+async def test_route_is_made_at_its_first_request() -> None:
     router = APIRouter(route_class=DescribedRoute)
 
     @router.put("/things/{name}", summary="Put a thing")

@@ -1,0 +1,1 @@
+"""Replays of results: how something was computed, and how far two computations are apart."""
