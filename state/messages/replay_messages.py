@@ -12,7 +12,7 @@ from epochal.state.documents import Count, HexBlake3, HexId, HexSha256
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import Lease
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
-from epochal.state.replays.computed_class import COMPUTED_PATTERN
+from epochal.state.model.computed_class import COMPUTED_PATTERN
 from epochal.state.wire_document import WireDocument
 
 MAX_DISTANCES = 64

@@ -1,1 +1,1 @@
-"""Replays of results: how something was computed, and how far two computations are apart."""
+"""Replays of results: how far two computations of the same work are apart."""

@@ -22,7 +22,7 @@ from epochal.runtime.task_errors import first_error
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidDocument, InvalidInput
-from epochal.state.replays.computed_class import UNKNOWN_CLASS
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.trainers.mesh.mesh_messages import (
     Failed,
     Ready,

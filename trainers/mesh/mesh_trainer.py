@@ -16,8 +16,8 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput, TrainerFailed
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.model.tensors import Float32Array, Tensors
-from epochal.state.replays.computed_class import UNKNOWN_CLASS
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import NOT_FINITE, InnerState, Loss, TentativeInnerState
 from epochal.trainers.mesh.launcher import MeshBroken, MeshProcesses, RoundTensors

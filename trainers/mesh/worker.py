@@ -27,7 +27,7 @@ from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
 from epochal.state.intervals import BatchId
-from epochal.state.replays.computed_class import UNKNOWN_CLASS
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.architectures import TORCH, open_model
 from epochal.trainers.mesh.collectives import Meeting, MeshCollectives

@@ -55,7 +55,7 @@ class Replay:
 
     Attributes:
         distance: between the two.
-        result_class, replay_class: how they were computed (`state/replays/computed_class.py`), the result by its own
+        result_class, replay_class: how they were computed (`state/model/computed_class.py`), the result by its own
             account.
         took_ms: milliseconds that the replay took.
     """

@@ -24,7 +24,7 @@ OF_OTHER_PROGRAMS = {
     "--replicas", "--long", "--query-gpu", "--query-compute-apps", "--format", "--logdir", "--line", "--faint",
     "--user", "--now", "--no-pager", "--check", "--quiet",
 }  # fmt: skip
-"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum; and custom properties of CSS."""
+"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum; custom properties."""
 
 
 def commands() -> Iterator[tuple[str, set[str]]]:
