@@ -19,8 +19,8 @@ from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.uploads import Uploads
+from epochal.coordinator.insight.made_receipts import receipt_of
 from epochal.coordinator.insight.read_side import ReadSide
-from epochal.coordinator.insight.receipts import receipt_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
 from epochal.coordinator.machine.membership import check_join

@@ -8,7 +8,7 @@ from pydantic import Field
 from epochal.state.documents import Count, HexId, HexSha256
 from epochal.state.errors import InvalidDocument
 from epochal.state.messages.requests import HexKey, HexSignature, signed_parts
-from epochal.state.signed_documents import check_signature
+from epochal.state.messages.signed_documents import check_signature
 from epochal.state.wire import client_id_of
 from epochal.state.wire_document import WireDocument
 
@@ -30,7 +30,7 @@ def receipt_message(run_id: str, nonce: str, public_key: str, coordinator_key: s
 
 @dataclass(frozen=True, slots=True)
 class Receipt(WireDocument):
-    """What the owner of a key has contributed to a run since the key was first seen, whatever was compacted since.
+    """The contribution of a key's owner to a run since the key was first seen, also of rounds that were compacted.
 
     Attributes:
         coordinator_key: raw Ed25519 public key, hex, by which it is signed.
@@ -43,7 +43,7 @@ class Receipt(WireDocument):
         rounds, batches, tokens: of the results that were applied.
         weighed_tokens: the same tokens, each times the factor with which its result counted.
         first_step, last_step: of the first and last such result; None without one.
-        signature: `epochal.state.signed_documents`, hex.
+        signature: `epochal.state.messages.signed_documents`, hex.
     """
 
     run_id: str

@@ -7,33 +7,27 @@ import secrets
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
-from epochal.cli.options.client_data import DataChoice, DataOption, provider_opener
-from epochal.cli.options.client_trainer import ClientTrainer
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
-from epochal.cli.options.spool_folder import checked_spool_folder
 from epochal.cli.options.torch_trainer import DeviceOption, PrecisionOption, check_goes_with_torch, torch_options
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.publication import fetch
 from epochal.coordinator.store.published_files import FolderFiles
-from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
-from epochal.run_manager.context import ClientDependencies
-from epochal.run_manager.events import ignore
 from epochal.runtime.http.redacted_urls import without_password
-from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
-from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.published_place import is_bucket, published_files
-from epochal.tools.replays.stored_replays import StoredReplay, replay_stored
-from epochal.trainers.registry import TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 from epochal.view.check_report import print_checks
+
+if TYPE_CHECKING:  # with what trains, which other audits do not need
+    from epochal.run_manager.context import ClientDependencies
+    from epochal.tools.replays.stored_replays import StoredReplay
 
 MAX_RETRAINED = 10_000
 
@@ -63,7 +57,10 @@ def audit(
     ] = "numpy",
     device: DeviceOption = None,
     precision: PrecisionOption = None,
-    data: DataOption = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="With --retrain: draws the results; default: a random one, which is shown.")
     ] = None,
@@ -106,8 +103,8 @@ def audit(
 
 
 async def _audited(
-    store: str, recompute: bool, retrain: int, dependencies: ClientDependencies | None, seed: int
-) -> tuple[AuditReport, list[StoredReplay]]:
+    store: str, recompute: bool, retrain: int, dependencies: "ClientDependencies | None", seed: int
+) -> tuple[AuditReport, "list[StoredReplay]"]:
     """Return the audit of a store or a publication, and the results that were trained again."""
     with contextlib.ExitStack() as closing:
         if is_bucket(store):
@@ -117,11 +114,23 @@ async def _audited(
         report = await audit_store(store, recompute=recompute)
         if dependencies is None:
             return report, []
+        from epochal.tools.replays.stored_replays import replay_stored
+
         return report, await replay_stored(store, retrain, dependencies, seed)
 
 
-def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) -> ClientDependencies:
+def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) -> "ClientDependencies":
     """Return what opens data and trainer. Raise `InvalidInput` for mistakes in their options."""
+    from epochal.cli.options.client_data import DataChoice, provider_opener
+    from epochal.cli.options.client_trainer import ClientTrainer
+    from epochal.cli.options.spool_folder import checked_spool_folder
+    from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
+    from epochal.run_manager.context import ClientDependencies
+    from epochal.run_manager.events import ignore
+    from epochal.runtime.permissions import Permissions
+    from epochal.runtime.worker_thread import WorkerThread
+    from epochal.trainers.registry import TrainerOptions, check_trainer_name
+
     check_trainer_name(trainer)
     check_goes_with_torch(torch, trainer)
     permissions = Permissions.of_own_run()
@@ -137,7 +146,7 @@ def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) ->
     )
 
 
-def _line_of(replay: StoredReplay) -> str:
+def _line_of(replay: "StoredReplay") -> str:
     of = f"  step {replay.step}, client {replay.client_id}"
     if replay.obstacle:
         return f"{of}: not computed: {visible(replay.obstacle)}"

@@ -10,7 +10,7 @@ import typer
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.coordinator_client.client_key import ClientKey, load_key
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.receipts import get_receipt
+from epochal.coordinator_client.receipt_requests import get_receipt
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible

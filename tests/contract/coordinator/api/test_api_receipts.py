@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator_client.client_key import ClientKey, create_key
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.receipts import get_receipt
+from epochal.coordinator_client.receipt_requests import get_receipt
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.receipts import Receipt, ReceiptRequest, check_receipt, receipt_message
@@ -64,7 +64,7 @@ async def test_member_that_has_left_gets_the_same_receipt(played: tuple[Served, 
     assert replace(after, issued_s=before.issued_s, signature=before.signature) == before
 
 
-async def test_receipt_is_the_same_after_what_it_counts_was_folded_and_read_again(
+async def test_receipt_is_the_same_after_the_history_was_read_again(
     played: tuple[Served, list[WireClient]],
 ) -> None:
     coordinator, _ = played

@@ -247,7 +247,7 @@ async def test_address_of_a_webhook_keeps_a_run_from_being_published(run_dir: Pa
         await published(run_dir, tmp_path / "out")
 
 
-async def test_coordinator_does_not_start_from_a_publication_as_if_it_were_the_run(
+async def test_coordinator_does_not_start_from_a_publication_by_mistake(
     run_dir: Path, tmp_path: Path
 ) -> None:
     await published(run_dir, tmp_path / "out")
