@@ -13,7 +13,6 @@ import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
-from epochal.cli.options.torch_trainer import DeviceOption, PrecisionOption, check_goes_with_torch, torch_options
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.publication import fetch
 from epochal.coordinator.store.published_files import FolderFiles
@@ -22,7 +21,6 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.published_place import is_bucket, published_files
-from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 from epochal.view.check_report import print_checks
 
 if TYPE_CHECKING:  # with what trains, which other audits do not need
@@ -55,8 +53,10 @@ def audit(
     trainer: Annotated[
         str, typer.Option(help="With --retrain: numpy (the embedded model), torch, or the trainer of a package.")
     ] = "numpy",
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Of --trainer torch, as `epochal client` takes it.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Of --trainer torch, as `epochal client` takes it.")] = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
@@ -82,7 +82,7 @@ def audit(
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    dependencies = _dependencies(trainer, torch_options(device, precision, None), data) if retrain else None
+    dependencies = _dependencies(trainer, device, precision, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     if as_json:
         fields = asdict(report) | ({"retrained": list(map(asdict, replays)), "seed": drawn} if retrain else {})
@@ -119,19 +119,22 @@ async def _audited(
         return report, await replay_stored(store, retrain, dependencies, seed)
 
 
-def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) -> "ClientDependencies":
+def _dependencies(trainer: str, device: str | None, precision: str | None, data: str | None) -> "ClientDependencies":
     """Return what opens data and trainer. Raise `InvalidInput` for mistakes in their options."""
     from epochal.cli.options.client_data import DataChoice, provider_opener
     from epochal.cli.options.client_trainer import ClientTrainer
     from epochal.cli.options.spool_folder import checked_spool_folder
+    from epochal.cli.options.torch_trainer import check_goes_with_torch, torch_options
     from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
     from epochal.run_manager.context import ClientDependencies
     from epochal.run_manager.events import ignore
     from epochal.runtime.permissions import Permissions
     from epochal.runtime.worker_thread import WorkerThread
     from epochal.trainers.registry import TrainerOptions, check_trainer_name
+    from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
     check_trainer_name(trainer)
+    torch = torch_options(device, precision)
     check_goes_with_torch(torch, trainer)
     permissions = Permissions.of_own_run()
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)

@@ -247,9 +247,7 @@ async def test_address_of_a_webhook_keeps_a_run_from_being_published(run_dir: Pa
         await published(run_dir, tmp_path / "out")
 
 
-async def test_coordinator_does_not_start_from_a_publication_by_mistake(
-    run_dir: Path, tmp_path: Path
-) -> None:
+async def test_coordinator_does_not_start_from_a_publication_by_mistake(run_dir: Path, tmp_path: Path) -> None:
     await published(run_dir, tmp_path / "out")
     store = await open_store(str(tmp_path / "out"), 10**9)
     with pytest.raises(StoreFailed, match=re.escape(KEY_LOST)):
