@@ -28,10 +28,10 @@ No secret is here, and nobody has to be asked. Fetch the folder, open a shell in
 pip install 'epochal=={version}'
 ```
 
-1. Are the files whole? (On macOS: `shasum -a 256 --check SHA256SUMS`.)
+1. Are the files whole? (On macOS: `shasum -a 256 -c SHA256SUMS`.)
 
    ```bash
-   sha256sum --check --quiet SHA256SUMS
+   sha256sum -c SHA256SUMS
    ```
 
 2. Was each batch applied exactly once, does the journal replay to what was published, did quorums attest each replica,

@@ -5,7 +5,7 @@ README.md      what it is, and how to check it; written first, so that the folde
 blobs/         checkpoints, updates and results that the run relies on, by SHA-256
 run.sqlite     the journal, or a proof in the place of its beginning, with all attestations; small results
 state.toml     the run's state file
-SHA256SUMS     what `sha256sum --check` reads
+SHA256SUMS     what `sha256sum -c` reads
 manifest.json  `Publication`: every file with its digest, signed with the coordinator's key; written last
 ```
 

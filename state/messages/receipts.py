@@ -30,7 +30,7 @@ def receipt_message(run_id: str, nonce: str, public_key: str, coordinator_key: s
 
 @dataclass(frozen=True, slots=True)
 class Receipt(WireDocument):
-    """The contribution of a key's owner to a run since the key was first seen, whatever was compacted since.
+    """The contribution of a key's owner to a run since the key was first seen, also of rounds that were compacted.
 
     Attributes:
         coordinator_key: raw Ed25519 public key, hex, by which it is signed.

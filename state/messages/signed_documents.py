@@ -7,9 +7,6 @@ is the document's type, so that a signature of one kind of document is never one
 from dataclasses import replace
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
 from epochal.state.errors import InvalidDocument
 from epochal.state.wire import canonical_json
 
@@ -21,6 +18,9 @@ def signed_bytes(document: Any) -> bytes:
 
 def check_signature(document: Any, public_key: str) -> None:
     """Raise `InvalidDocument` unless a document's signature is by this key (raw Ed25519 public key, hex)."""
+    from cryptography.exceptions import InvalidSignature  # few of those who read messages check signatures
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
         key.verify(bytes.fromhex(document.signature), signed_bytes(document))

@@ -7,33 +7,25 @@ import secrets
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
-from epochal.cli.options.client_data import DataChoice, DataOption, provider_opener
-from epochal.cli.options.client_trainer import ClientTrainer
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
-from epochal.cli.options.spool_folder import checked_spool_folder
-from epochal.cli.options.torch_trainer import DeviceOption, PrecisionOption, check_goes_with_torch, torch_options
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.publishing import fetch
 from epochal.coordinator.store.published_files import FolderFiles
-from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
-from epochal.run_manager.context import ClientDependencies
-from epochal.run_manager.events import ignore
 from epochal.runtime.http.redacted_urls import without_password
-from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
-from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.published_place import is_bucket, published_files
-from epochal.tools.replays.stored_replays import StoredReplay, replay_stored
-from epochal.trainers.registry import TrainerOptions, check_trainer_name
-from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 from epochal.view.check_report import print_checks
+
+if TYPE_CHECKING:  # with what trains, which other audits do not need
+    from epochal.run_manager.context import ClientDependencies
+    from epochal.tools.replays.stored_replays import StoredReplay
 
 MAX_RETRAINED = 10_000
 
@@ -61,9 +53,14 @@ def audit(
     trainer: Annotated[
         str, typer.Option(help="With --retrain: numpy (the embedded model), torch, or the trainer of a package.")
     ] = "numpy",
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    data: DataOption = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="DEVICE", help="Of --trainer torch, as `epochal client` takes it.")
+    ] = None,
+    precision: Annotated[str | None, typer.Option(help="Of --trainer torch, as `epochal client` takes it.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="With --retrain: draws the results; default: a random one, which is shown.")
     ] = None,
@@ -85,7 +82,7 @@ def audit(
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    dependencies = _dependencies(trainer, torch_options(device, precision, None), data) if retrain else None
+    dependencies = _dependencies(trainer, device, precision, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     if as_json:
         fields = asdict(report) | ({"retrained": list(map(asdict, replays)), "seed": drawn} if retrain else {})
@@ -106,8 +103,8 @@ def audit(
 
 
 async def _audited(
-    store: str, recompute: bool, retrain: int, dependencies: ClientDependencies | None, seed: int
-) -> tuple[AuditReport, list[StoredReplay]]:
+    store: str, recompute: bool, retrain: int, dependencies: "ClientDependencies | None", seed: int
+) -> tuple[AuditReport, "list[StoredReplay]"]:
     """Return the audit of a store or a publication, and the results that were trained again."""
     with contextlib.ExitStack() as closing:
         if is_bucket(store):
@@ -117,12 +114,27 @@ async def _audited(
         report = await audit_store(store, recompute=recompute)
         if dependencies is None:
             return report, []
+        from epochal.tools.replays.stored_replays import replay_stored
+
         return report, await replay_stored(store, retrain, dependencies, seed)
 
 
-def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) -> ClientDependencies:
+def _dependencies(trainer: str, device: str | None, precision: str | None, data: str | None) -> "ClientDependencies":
     """Return what opens data and trainer. Raise `InvalidInput` for mistakes in their options."""
+    from epochal.cli.options.client_data import DataChoice, provider_opener
+    from epochal.cli.options.client_trainer import ClientTrainer
+    from epochal.cli.options.spool_folder import checked_spool_folder
+    from epochal.cli.options.torch_trainer import check_goes_with_torch, torch_options
+    from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
+    from epochal.run_manager.context import ClientDependencies
+    from epochal.run_manager.events import ignore
+    from epochal.runtime.permissions import Permissions
+    from epochal.runtime.worker_thread import WorkerThread
+    from epochal.trainers.registry import TrainerOptions, check_trainer_name
+    from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
+
     check_trainer_name(trainer)
+    torch = torch_options(device, precision)
     check_goes_with_torch(torch, trainer)
     permissions = Permissions.of_own_run()
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
@@ -137,7 +149,7 @@ def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) ->
     )
 
 
-def _line_of(replay: StoredReplay) -> str:
+def _line_of(replay: "StoredReplay") -> str:
     of = f"  step {replay.step}, client {replay.client_id}"
     if replay.obstacle:
         return f"{of}: not computed: {visible(replay.obstacle)}"
