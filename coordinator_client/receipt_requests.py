@@ -1,15 +1,15 @@
 """Getting the receipt of a key from a coordinator: also after its owner has left the run."""
 
 from epochal.coordinator_client.client_key import ClientKey
-from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.known_coordinators import KnownRun, known_beside
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.allowed_hosts import host_in
 from epochal.state.errors import InvalidDocument
 from epochal.state.messages.receipts import Receipt, ReceiptRequest, check_receipt, receipt_message
 from epochal.state.messages.requests import ChallengeRequest
 
 
-async def get_receipt(api: CoordinatorClient, key: ClientKey) -> Receipt:
+async def get_receipt(api: ViewerClient, key: ClientKey) -> Receipt:
     """Return a key's receipt, checked.
 
     Raises:

@@ -27,6 +27,7 @@ from epochal.state.messages.access_commands import (
 from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
+from epochal.state.messages.receipts import Receipt, ReceiptRequest
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.wire import ClientId, Sha256
 
@@ -138,6 +139,10 @@ class ViewerClient(CoordinatorClient):
                         yield event
         except httpx.HTTPError as error:
             raise self._unreachable(f"GET {path}", error) from error
+
+    async def receipt(self, request: ReceiptRequest) -> Receipt:
+        """Return the receipt of a key. Raise `Refused`: `not-found` if nothing is known of it; its signature counts."""
+        return await self._fetch(Receipt, "POST", "/clients/receipt", message=request)
 
     async def finish(self, after_step: int | None) -> None:
         """End the run after a step; None takes that back. Raise `Refused`: `not-now` if it cannot end there."""

@@ -9,8 +9,8 @@ import typer
 
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument, trusted
 from epochal.coordinator_client.client_key import ClientKey, load_key
-from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.receipt_requests import get_receipt
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
@@ -80,7 +80,7 @@ def check(
 
 
 async def _got(url: str, key: ClientKey, verify: bool | str) -> Receipt:
-    async with await CoordinatorClient.connect(url, RetryPolicy(attempts=1), verify) as api:
+    async with await ViewerClient.connect(url, RetryPolicy(attempts=1), verify) as api:
         return await get_receipt(api, key)
 
 

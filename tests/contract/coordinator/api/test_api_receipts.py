@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator_client.client_key import ClientKey, create_key
-from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.receipt_requests import get_receipt
+from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.receipts import Receipt, ReceiptRequest, check_receipt, receipt_message
@@ -32,8 +32,8 @@ async def played() -> AsyncIterator[tuple[Served, list[WireClient]]]:
         yield run
 
 
-def api_of(coordinator: Served) -> CoordinatorClient:
-    return CoordinatorClient(coordinator.http, coordinator.service.run.state_file.run_id)
+def api_of(coordinator: Served) -> ViewerClient:
+    return ViewerClient(coordinator.http, coordinator.service.run.state_file.run_id)
 
 
 async def test_receipts_count_what_was_applied_and_are_signed(played: tuple[Served, list[WireClient]]) -> None:
