@@ -42,11 +42,13 @@ FOR_OPERATORS = frozenset(
         *(
             "KeptCheckpoints",
             "LeasedCheck",
+            "LeasedReplay",
             "LeasedSlice",
             "ParameterNames",
             "QuarantineRelease",
             "RenewedLease",
             "RunStatus",
+            "VerifierToken",
         ),
     }
 )
