@@ -14,6 +14,7 @@ from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 HUB_HOST = "huggingface.co"
 """The value of `--credentials-for` that lets the token of HF_TOKEN be sent to the Hub, also at HF_ENDPOINT."""
 HUB_EXTRA = "pip install 'epochal[hub]'"
+HUB_FETCHED_BEFORE = "fetch it before with `hf download`, and set HF_HUB_OFFLINE=1"
 MAX_ATTEMPTS = 4
 """Maximum number of attempts at one file while the Hub does not answer."""
 MAX_RETRY_AFTER_S = 60.0

@@ -1,13 +1,18 @@
 """The coordinator's Ed25519 key, which signs tokens and tickets and from which the key of nonces is derived."""
 
 import hashlib
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from epochal.state.signed_documents import signed_bytes
+
 ALGORITHM = "EdDSA"
 """RFC 8037."""
+
+D = TypeVar("D")
 
 
 class SigningKey:
@@ -34,6 +39,11 @@ class SigningKey:
     def sign(self, claims: dict[str, Any]) -> str:
         """Return the claims as a signed token."""
         return jwt.encode(claims, self._signer, algorithm=ALGORITHM)
+
+    def signed(self, document: D) -> D:
+        """Return a document (a dataclass with a `signature`) signed, as `check_signature` checks it."""
+        signature = self._signer.sign(signed_bytes(document)).hex()
+        return replace(document, signature=signature)  # type: ignore[type-var]
 
     def verified(self, token: str, audience: str) -> dict[str, Any]:
         """Return a token's claims. The caller checks whether they have expired.

@@ -161,12 +161,12 @@ class LeasedReplays:
             if key not in wanted or wanted[key].result_sha256 != work.replay.result_sha256:
                 verifier.works.pop(key).end()
         for key, replay in wanted.items():
-            work = verifier.works.get(key)
-            if work is None:
+            known = verifier.works.get(key)
+            if known is None:
                 may_begin, since_s = partial(self._may_begin, verifier), self._now_s()
                 verifier.works[key] = _Replay(replay=replay, may_begin=may_begin, free_since_s=since_s)
             else:
-                work.replay = replay
+                known.replay = replay
         return sorted((verifier.works[key] for key in wanted), key=_urgency)
 
     def _may_begin(self, verifier: _Verifier, replay: OpenReplay) -> bool:

@@ -18,6 +18,7 @@ from epochal.state.weights import number_of
 from epochal.state.wire import ClientId
 
 NO_NAMES: Mapping[ClientId, str] = MappingProxyType({})
+EXAM = "an exam: a new key's first result counts for nothing, and is computed again"
 _PLACES = 4
 """Number of decimal places of seconds: a tenth of a millisecond, below what any clock here means."""
 
@@ -97,7 +98,8 @@ def detail_of(decided: OutcomeDecided, figures: RoundFigures, names: Mapping[Cli
     applied = frozenset[ClientId](
         () if decided.outcome is None else (entry.client_id for entry in decided.outcome.entries)
     )
-    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients_of(decided.ended.round, applied, names))
+    clients = clients_of(decided.ended.round, applied, names, decided.ended.exams)
+    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients)
 
 
 def parts_of(run: Run) -> dict[ClientId, float]:
@@ -119,7 +121,10 @@ def lowered_factors(run: Run) -> dict[ClientId, float]:
 
 
 def clients_of(
-    current: Round, applied: frozenset[ClientId] = frozenset(), names: Mapping[ClientId, str] = NO_NAMES
+    current: Round,
+    applied: frozenset[ClientId] = frozenset(),
+    names: Mapping[ClientId, str] = NO_NAMES,
+    exams: frozenset[ClientId] = frozenset(),
 ) -> tuple[ClientFigures, ...]:
     """Return each client's part of a round, as far as it has come.
 
@@ -127,6 +132,7 @@ def clients_of(
         current: the round.
         applied: the clients whose results were applied.
         names: that clients have chosen.
+        exams: the clients whose results were exams.
     """
     witnesses = frozenset(current.tasks.plan.witnesses)
     arrivals, commitments = plain(current.arrivals), plain(current.results.commitments)
@@ -134,6 +140,7 @@ def clients_of(
     for entry in current.tasks.roster.clients:
         client_id = ClientId(entry.client_id)
         fate, detail = _fate(current, client_id, applied)
+        detail = EXAM if client_id in exams else detail
         times, bound = arrivals.get(client_id, NO_ARRIVALS), commitments.get(client_id)
         metrics = None if bound is None else bound.metrics
         waits = None if metrics is None else metrics.data

@@ -18,7 +18,7 @@ MAX_KNOWN_MEMBERS = 32_768
 """Maximum number of clients of which figures are kept; beyond, those are forgotten that left longest ago."""
 RESULT_INVALID = "result-invalid"
 CHECKPOINT_INVALID = "checkpoint-invalid"
-LEFT = frozenset({"withdrew", "fell silent", "ejected", "left the finished run", "lost its access"})
+LEFT = frozenset({"withdrew", "fell silent", "ejected", "convicted", "left the finished run", "lost its access"})
 """Changes by which a client is a member no longer."""
 JOINED = frozenset({"joined", "joined again"})
 """Changes by which a process is a member."""

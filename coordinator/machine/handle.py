@@ -105,7 +105,7 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.ClientJoined():
             return membership.join(run, stimulus)
         case stimuli.ClientWithdrew():
-            return membership.leave(run, (stimulus.client_id,), "withdrew")
+            return membership.withdraw(run, stimulus.client_id)
         case stimuli.ClientsFellSilent():
             has_ended = run.clock.phase is RunState.FINISHED  # clients end then, without a word
             return membership.leave(run, stimulus.client_ids, "left the finished run" if has_ended else "fell silent")
@@ -225,7 +225,7 @@ def _expecting(run: Run) -> Run:
 def _advance(run: Run, seed: Seed) -> Handled:
     instructions: tuple[Instruction, ...] = ()
     for number in range(MAX_MOVES_PER_STIMULUS):
-        move = decide(run, _derived_seed(seed, "replays", number))
+        move = decide(run, seed)
         if move is None:
             return run, instructions
         before, phase = run.clock.phase, destination(run.clock.phase, move.trigger)

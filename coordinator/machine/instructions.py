@@ -55,6 +55,7 @@ class EndedRound:
         learning_rate: of its first local step.
         tokens_per_batch: number of tokens of each batch.
         tokens_total: number of tokens that the run has applied.
+        exams: clients whose results were exams, which count for nothing (`machine/lottery.py`).
     """
 
     round: Round
@@ -68,6 +69,7 @@ class EndedRound:
     learning_rate: float
     tokens_per_batch: int
     tokens_total: int
+    exams: frozenset[ClientId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

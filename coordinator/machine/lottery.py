@@ -55,8 +55,9 @@ def after_round(
         seed: random bytes that nobody knew before the round ended.
     """
     verify, members = run.state_file.verify, run.members
-    if verify is None:
-        return run, ()
+    if verify is None:  # perhaps since an edit of the state file: what was open keeps no bytes any more
+        idle = replace(members.verification, open={}, known=())
+        return (run if idle == members.verification else run.with_parts(members.verified_as(idle))), ()
     members, told = _without_late(members, run.models, run.progress.replica_step - verify.within)
     if outcome is not None:
         drawn = tuple(_drawn(members, current, outcome, exams, verify, seed))
@@ -84,7 +85,7 @@ def _drawn(
     awaiting = members.verification.awaiting()
     clients = (*(entry.client_id for entry in outcome.entries), *sorted(exams))
     committed = sorted(bound[one].result_sha256 for one in clients)
-    lot = hashlib.sha256(b"".join(map(bytes.fromhex, (seed, *committed)))).digest()
+    lot = hashlib.sha256(b"replays\x00" + b"".join(map(bytes.fromhex, (seed, *committed)))).digest()
     for client_id in clients:
         report, trust = bound[client_id], members.trust_of(client_id)
         number = hashlib.sha256(lot + bytes.fromhex(report.result_sha256)).digest()

@@ -7,9 +7,9 @@ from itertools import takewhile
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
+from epochal.coordinator.machine.parts.conduct import NEWCOMER
 from epochal.coordinator.machine.parts.member import NOT_READY, Joining, Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
-from epochal.coordinator.machine.parts.reliability import NEWCOMER
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.parts.verification import UNTRUSTED
@@ -108,7 +108,9 @@ def check_join(members: RunMembers, state_file: StateFile, event: ClientJoined, 
             "install the version of Epochal that the coordinator has",
         )
     if event.client_id in members.ejected:
-        raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run")
+        figures = members.verification.convicted.get(event.client_id)
+        why = "" if figures is None else f": {figures}"
+        raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run{why}")
     denied = _denial(members, state_file.access, event, now_s)
     if denied is not None:
         raise Refused(Refusal.ACCESS_DENIED, denied)
@@ -138,6 +140,18 @@ def _is_invited(members: RunMembers, client_id: ClientId, access: Access) -> boo
     return members.admissions.has_admitted(client_id) or any(
         members.invitations_used.get(Sha256(listed)) == client_id for listed in access.invitations
     )
+
+
+def withdraw(run: Run, client_id: ClientId) -> Handled:
+    """Return the run without a member that says that it leaves.
+
+    A planned absence is no miss: one whose result of the last round was applied may not have heard yet that the next
+    one has begun with it. Its part of that one returns, and nobody waits for it.
+    """
+    member = run.members.by_id.get(client_id)
+    if run.round is not None and member is not None and member.conduct.last_applied_step == run.round.number.step - 1:
+        run = run.with_parts(run.round.with_parts(run.round.missing.excusing((client_id,))))
+    return leave(run, (client_id,), "withdrew")
 
 
 def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:

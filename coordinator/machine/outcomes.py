@@ -18,7 +18,7 @@ from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
-from epochal.coordinator.machine.round_reliability import with_conduct
+from epochal.coordinator.machine.round_conduct import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.machine.work import promised_after
@@ -148,7 +148,7 @@ def end_round(run: Run, current: Round, seed: Seed) -> Handled:
     before = run
     agreed = None if outcome is None else outcome.replica_digest
     run, instructions = settle_work(run, current, included, agreed, verdict.exams)
-    ended = _ended_round(before, run, current)
+    ended = _ended_round(before, run, current, verdict.exams)
     instructions = (
         OutcomeDecided(current.number.step, current.number.attempt, outcome, verdict.reason, ended),
         *instructions,
@@ -219,13 +219,14 @@ def settle_work(
     return replace(run, round=None, members=members, progress=progress, work=work), (*quarantined, *rests)
 
 
-def _ended_round(before: Run, after: Run, current: Round) -> EndedRound:
+def _ended_round(before: Run, after: Run, current: Round, exams: frozenset[ClientId]) -> EndedRound:
     """Return a round at its end.
 
     Args:
         before: the run in the round's last moment.
         after: the run with the round's work settled.
         current: the round.
+        exams: the clients whose results were exams.
     """
     config = before.state_file.config
     return EndedRound(
@@ -241,4 +242,5 @@ def _ended_round(before: Run, after: Run, current: Round) -> EndedRound:
         learning_rate=before.rates.rate(current.number.step, 0),
         tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
         tokens_total=after.tokens_applied,
+        exams=exams,
     )

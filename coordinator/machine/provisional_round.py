@@ -14,12 +14,12 @@ from dataclasses import replace
 
 from epochal.coordinator.machine.lottery import exams_of
 from epochal.coordinator.machine.outcomes import settle_work
+from epochal.coordinator.machine.parts.conduct import earned_by
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
-from epochal.coordinator.machine.parts.reliability import earned_by
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import DEPARTED
-from epochal.coordinator.machine.round_reliability import earned_in
+from epochal.coordinator.machine.round_conduct import earned_in
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done

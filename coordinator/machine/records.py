@@ -4,7 +4,7 @@ A record is one group commit: the stimuli that changed the run, the version of t
 them, and its digest. Replaying the stimuli must give the same document; anything else is damage or a bug.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,9 @@ from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment, Snapshot
 from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
-from epochal.coordinator.machine.stimuli import RULES_VERSION, STIMULI, Stamped
+from epochal.coordinator.machine.stimuli import RULES_VERSION, STIMULI, ConfigChanged, Stamped
 from epochal.coordinator.machine.views import document_of
+from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import InvalidDocument, OtherRules, Refused, StoreFailed
 from epochal.state.wire import Sha256, canonical_json, document_digest, parse_document
@@ -146,6 +147,14 @@ def replay_unchecked(run: Run, records: Sequence[JournalRecord], watch: Watch) -
 def opened_by(snapshot: Snapshot) -> Run:
     """Return the run in a snapshot. Raise `StoreFailed` if it cannot be read, or is of other rules."""
     return parse_snapshot(_body(SnapshotBody, snapshot.body, snapshot.sequence).run.encode())
+
+
+def config_changes(records: Iterable[JournalRecord]) -> Iterator[StateFile]:
+    """Yield the state files that records replaced the run's with. Raises as `replay_unchecked`."""
+    for record in records:
+        for stamped in _stimuli(_body(RecordBody, record.body, record.sequence).stimuli, record.sequence):
+            if isinstance(stamped.stimulus, ConfigChanged):
+                yield stamped.stimulus.state_file
 
 
 def _handled(run: Run, body: RecordBody, sequence: int, watch: Watch | None) -> Run:

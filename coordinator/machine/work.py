@@ -5,7 +5,7 @@ Suspected batches (`coordinator/machine/blame.py`) go to one client each, then c
 With `merge.delay` the work of the next round is drawn as a round begins, and promised to its clients, which train for
 it as soon as their own results are ready. It takes no batch from the run before its round begins, and has no suspects,
 so that it can be dropped without a trace: if the round before is void, if the epoch ends, or if too few of its clients
-are left. Members that have left keep their part, which is then missed as any other; newcomers take part in the round
+are left. Members that have left keep their part, whose batches return without a miss; newcomers take part in the round
 after it. Those that are not proven get their part only as their round begins.
 """
 
@@ -195,6 +195,7 @@ def _kept_promise(run: Run, promised: PromisedRound, seed: Seed) -> tuple[Round,
         if one in proven
     }
     missing = RoundMissing().waiting_for(present & tasks.with_work(), tasks.plan.electorate)
+    missing = missing.excusing(sorted(one for one in tasks.with_work() if one not in run.members))
     results = HeldResults(_usual(run.models.usual, run.rates, run.progress.step), commitments)
     return Round(_number(run), tasks, results, missing, arrivals=arrivals), planned
 

@@ -150,7 +150,7 @@ def _quarantine(run: Run) -> Iterator[DueNews]:
 def _convicted(run: Run) -> Iterator[DueNews]:
     convicted = run.members.verification.convicted
     if convicted:
-        client_id, figures = next(reversed(convicted.items()))
+        client_id, figures = list(convicted.items())[-1]
         message = f"Client {client_id} was convicted and ejected: {figures}. `epochal absolve` takes that back."
         yield DueNews("member_convicted", client_id, message)
 

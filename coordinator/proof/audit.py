@@ -4,7 +4,8 @@ The audit does not trust the coordinator: it replays every stimulus of the journ
 counts the applied batches itself, and reads every blob that the run relies on. Where a journal was compacted, it goes
 on from the proof, which must balance, join the journal, and be the one that the journal names. With `recompute` it also
 applies the kept results to the older kept checkpoint, and compares each replica's digest with the one that a quorum
-attested.
+attested. A publication (`coordinator/proof/publication.py`) is compared with its signed manifest; the coordinator's
+private key, which every other store holds, is not in it.
 """
 
 import contextlib
@@ -21,10 +22,13 @@ from epochal.coordinator.proof.counted_replay import REPLAYING, replay_records
 from epochal.coordinator.proof.journal_proof import is_named_by, join_problems, named, parse_proof
 from epochal.coordinator.proof.kept_blobs import wrong_blobs
 from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
+from epochal.coordinator.proof.publication import check_publication
 from epochal.coordinator.proof.recompute import Recomputed, recompute
+from epochal.coordinator.store.files.folder import FolderPlace
 from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator.store.published_files import FolderFiles
 from epochal.coordinator.store.sql.history import JournalReader, StoredProof
-from epochal.coordinator.store.sql.notes import KEY_LOST, Keys
+from epochal.coordinator.store.sql.notes import BACKUP, KEY_LOST, PUBLISHED, Keys
 from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import long_work
 from epochal.state.client_names import shown_client
@@ -168,8 +172,10 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
         if wrong is not None:
             found.wrong_blobs += 1
             found.problem(wrong)
-    wrong_key = await _wrong_key(last.run, store.keys)
-    if wrong_key is not None:
+    if isinstance(store.place, FolderPlace) and await store.notes.read(BACKUP) == PUBLISHED:
+        for problem in await check_publication(FolderFiles(store.place.run_dir), last.run.identity.coordinator_key):
+            found.problem(problem)
+    elif (wrong_key := await _wrong_key(last.run, store.keys)) is not None:
         found.problem(wrong_key)
     assert found.ledger is not None, "a journal was replayed"
     recomputed = None

@@ -63,7 +63,7 @@ async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Blake3], st
     known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.models.checkpoints}
     first, step, compared, problem = run.models.checkpoints[0].step, run.models.checkpoints[0].step, 0, None
     try:
-        async for replica, wrong_norm in _replicas(run, blobs):
+        async for replica, wrong_norm in replicas(run, blobs):
             step = replica.step
             if wrong_norm is not None:
                 problem = wrong_norm
@@ -89,7 +89,7 @@ def _scope(first: int, last: int, step_count: int) -> str:
     return f"{rebuilt} of {step_count} steps, from the checkpoint of step {first}: results that it includes are deleted"
 
 
-async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, str | None]]:
+async def replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, str | None]]:
     """Yield all replicas since the older kept checkpoint, recomputed from the kept results.
 
     Each comes with what is wrong with the lengths of the results that led to it, or None.
@@ -113,7 +113,8 @@ async def _replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica,
 
 async def _results(outcome: Outcome, blobs: BlobReader, layout: TensorLayout) -> list[tuple[OutcomeEntry, Difference]]:
     return [
-        (entry, decode_result(await _blob(blobs, Sha256(entry.result_sha256)), layout)[1]) for entry in outcome.entries
+        (entry, decode_result(await blob_of(blobs, Sha256(entry.result_sha256)), layout)[1])
+        for entry in outcome.entries
     ]
 
 
@@ -159,12 +160,13 @@ async def _checkpoint(run: Run, blobs: BlobReader) -> memoryview:
     """Return the bytes of the older kept checkpoint, each of its parts compared with its digest."""
     parts = run.models.blobs_of(run.models.checkpoints[0])
     for sha256, _ in parts:
-        await _blob(blobs, sha256)
+        await blob_of(blobs, sha256)
     async with opened_parts(blobs, [sha256 for sha256, _ in parts]) as file:
         return file.view()
 
 
-async def _blob(blobs: BlobReader, sha256: Sha256) -> memoryview:
+async def blob_of(blobs: BlobReader, sha256: Sha256) -> memoryview:
+    """Return the bytes of a blob. Raise `StoreFailed` if they have another digest."""
     async with blobs.opened(sha256) as file:
         data = file.view()
     if sha256_hex(data) != sha256:

@@ -20,7 +20,8 @@ from epochal.data_providers.file_names import PARQUET_SUFFIX, is_hidden
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.splits import names_of_split
-from epochal.runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
+from epochal.runtime.connections.bandwidth import refuse_if_limited
+from epochal.runtime.hub import HUB_FETCHED_BEFORE, HUB_RETRIES, hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import InvalidInput, ModelUnavailable
 
@@ -129,6 +130,7 @@ def downloaded(
 
 def _fetched(dataset: HubDataset, split: str, with_token: bool) -> HubFiles:
     library = hub()
+    refuse_if_limited(f"{dataset}: the Hub's library", HUB_FETCHED_BEFORE)
     token = None if with_token else False
     try:
         for revision in _revisions(dataset):

@@ -21,6 +21,7 @@ from epochal.runtime.buckets import (
     store_of,
     version_of,
 )
+from epochal.runtime.connections.bandwidth import present_limits, refuse_if_limited
 from epochal.runtime.http.checked_relay import CheckedRelay
 from epochal.runtime.http.environment_proxies import Proxies
 from epochal.runtime.permissions import Permissions
@@ -46,7 +47,8 @@ class ObjectStoreSource:
         """Open the objects of `filter_directory`, folders below it included.
 
         The names of Amazon, Google and Microsoft lead to public addresses. A server of another name is connected
-        through a relay, which checks each address; not behind a proxy, where redirects would lead anywhere.
+        through a relay, which checks each address; not behind a proxy, where redirects would lead anywhere. With limits
+        of bandwidth every bucket is, and none behind a proxy.
 
         Raises:
             NotAllowed: the server is at an address that may not be connected, or behind a proxy and the owner did not
@@ -56,7 +58,11 @@ class ObjectStoreSource:
             InvalidInput: obstore is not installed, or does not accept the location's values; the user's fault.
         """
         endpoint, reach = endpoint_of(bucket), permissions.reach
-        if endpoint is None or reach is None:
+        if Proxies():
+            refuse_if_limited(f"a bucket behind a proxy ({host_of(bucket)})", "leave them out, or use no proxy")
+        if endpoint is None and present_limits() is not None:
+            reach = None
+        elif endpoint is None or (reach is None and present_limits() is None):
             return await cls.over(store_of(bucket, StoreAccess(permissions)), *_folder_of(bucket))
         if Proxies():
             host = host_of(bucket)

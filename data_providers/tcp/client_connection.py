@@ -32,6 +32,7 @@ from epochal.data_providers.tcp.frames import (
 )
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
+from epochal.runtime.connections.limited_transport import limited
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.http.http_client import not_trusted
 from epochal.runtime.visible_text import visible
@@ -312,6 +313,7 @@ async def connect(address: DataServerAddress, access: DataServerAccess) -> Clien
             transport, _ = await asyncio.get_running_loop().create_connection(
                 lambda: connection, sock=connected, ssl=tls, server_hostname=name
             )
+            connection.transport = limited(transport, connection)
             if tls is None and not access.insecure:
                 _check_loopback(address, transport)
             connection.send(json_frame(FrameKind.HELLO, CONNECTION_REQUEST, Hello(address.run_id, access.ticket())))

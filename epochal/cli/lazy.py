@@ -42,7 +42,8 @@ def _importing_command(target: str) -> type[TyperCommand]:
     class ImportingCommand(TyperCommand):
         def make_context(self, *args: Any, **options: Any) -> Any:
             app = typer.Typer(add_completion=False)
-            app.command(command_name(target))(command_function(target))
+            function = command_function(target)
+            app.command(command_name(target), context_settings=getattr(function, "settings", None))(function)
             return get_command(app).make_context(*args, **options)
 
     return ImportingCommand

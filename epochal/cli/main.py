@@ -85,6 +85,9 @@ COMMANDS = {
         "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
     ),
     "operate.backup:backup": "Copy a run to a new folder while it runs; `epochal audit` reads a copy back completely.",
+    "operate.publish:publish": (
+        "Publish a run: all that anybody needs to check it, without the coordinator and without its secrets."
+    ),
     "show.evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
     ),
@@ -124,6 +127,13 @@ ACCESS_COMMANDS = {
     "operate.access:remove": "Keep the owners of public keys out; those who are members leave.",
     "operate.access:list_": "List the keys whose owners may join.",
 }
+SERVICE_COMMANDS = {
+    "serve.service:install": (
+        "Write a service that runs `epochal client` with these options, and start it where systemd or launchd runs."
+    ),
+    "serve.service:remove": "Stop a service, which finishes its round, and remove its file. Its key stays.",
+    "serve.service:status": "Show whether a service is installed, its command, and how it does.",
+}
 TOKEN_COMMANDS = {
     "operate.token:data_server": (
         "Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."
@@ -149,6 +159,7 @@ app.add_typer(
     lazy_app(KEY_COMMANDS, help="Make and show a client's key, and forget coordinators that it knows."), name="key"
 )
 app.add_typer(lazy_app(ACCESS_COMMANDS, help="Say whose keys may join a run (admin token)."), name="access")
+app.add_typer(lazy_app(SERVICE_COMMANDS, help="Run a client as a service of this machine's user."), name="service")
 app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")
 
 

@@ -1,7 +1,7 @@
 """A proxy in this process, for a library that resolves names, connects and follows redirects by itself.
 
-The rules kept here: it connects only addresses that the documents of a run may lead to; it serves only who knows its
-key, so that nobody else on the machine can use it.
+The rules kept here: it connects only addresses that the documents of a run may lead to, and keeps to the client's
+limits of bandwidth; it serves only who knows its key, so that nobody else on the machine can use it.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ from base64 import b64encode
 from urllib.parse import urlsplit
 
 from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.connections.bandwidth import Bandwidth, RateLimit, present_limits
 from epochal.runtime.connections.connecting import connected_socket
 from epochal.state.errors import NotAllowed
 
@@ -32,8 +33,9 @@ class CheckedRelay:
         refusal: why an address was refused last; None if none was.
     """
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, reach: Reach | None) -> None:
         self._reach = reach
+        self._limits = present_limits() or Bandwidth()
         self._key = secrets.token_hex(16)
         self._lines: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -87,9 +89,9 @@ class CheckedRelay:
                 # Said also for a server that does not say it: the library must not send its next request here.
                 writer.write(_closing(_kept(answer.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n"))))
             async with asyncio.TaskGroup() as group:
-                ways = [group.create_task(_copy(far[0], writer))]
+                ways = [group.create_task(_copy(far[0], writer, self._limits.download))]
                 if is_tunnel:
-                    ways.append(group.create_task(_copy(reader, far[1])))
+                    ways.append(group.create_task(_copy(reader, far[1], self._limits.upload)))
                 await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 for way in ways:
                     way.cancel()
@@ -116,10 +118,13 @@ def _closing(lines: list[str]) -> bytes:
     return "\r\n".join([*lines, "Connection: close", "", ""]).encode("latin-1")
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: RateLimit | None) -> None:
     """Pass bytes on until the sender ends."""
+    loop, most_bytes = asyncio.get_running_loop(), COPIED_BYTES if limit is None else limit.piece_bytes
     try:
-        while data := await reader.read(COPIED_BYTES):
+        while data := await reader.read(most_bytes):
+            if limit is not None:
+                await asyncio.sleep(limit.reserve(len(data), loop.time()))
             writer.write(data)
             await writer.drain()
     except OSError:

@@ -1,8 +1,9 @@
 """Sessions of the HTTP client, `aiohttp`: which certificates are trusted, and which addresses are connected.
 
 The rules kept here: an address is checked after its name was resolved, and connected as it was checked; this is so for
-every connection, and so for every redirect. A proxy is connected wherever it is, and asked only for servers that may be
-connected, as far as their names are known here. No cookie is kept, no `netrc` is read, and connecting has a bound.
+every connection, and so for every redirect. Every connection keeps to the client's limits of bandwidth. A proxy is
+connected wherever it is, and asked only for servers that may be connected, as far as their names are known here. No
+cookie is kept, no `netrc` is read, and connecting has a bound.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import allowed_addresses, check_behind_proxy
+from epochal.runtime.connections.limited_transport import limited
 from epochal.state.errors import InvalidInput
 
 Trust: TypeAlias = bool | str | ssl.SSLContext
@@ -117,6 +119,8 @@ class _Connector(aiohttp.TCPConnector):
             peer = connection.transport.get_extra_info("peername")
             if peer is not None:  # None: it was reset at once
                 reach.connected(host, port, peer[0])
+        if connection.transport is not None:
+            connection.transport = limited(connection.transport, connection)
         return connection
 
 

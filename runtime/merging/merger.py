@@ -19,7 +19,7 @@ from typing import Self, TypeVar
 from epochal.runtime.files.spool import DROPS_PAGES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
-from epochal.runtime.merging.running_sum import running_sum
+from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.runtime.worker_thread import Worker
 from epochal.state.codecs.codec import Block
 from epochal.state.codecs.compiled import compiled, load
@@ -122,7 +122,7 @@ class Merger:
     async def new_sum(self, layout: TensorLayout) -> UpdateSum:
         """Return a sum of no results. Raises `SpoolFull`."""
         await self._load_loops(layout)
-        return await self._worker.run(partial(running_sum, self._spool, layout, self.rule.mean))
+        return await self._worker.run(partial(room_for_sums, self._spool, layout, self.rule.mean))
 
     async def add(self, total: UpdateSum, weight: Weight, result: Buffer, layout: TensorLayout) -> None:
         """Add a result, which was checked, to a sum of the model, or of a slice of it.

@@ -16,6 +16,7 @@ from epochal.runtime.buckets import (
     store_of,
     version_of,
 )
+from epochal.runtime.connections.bandwidth import refuse_if_limited
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.errors import InvalidInput, ModelUnavailable, NotAllowed
 
@@ -55,6 +56,9 @@ class BucketFolder:
     def __init__(self, bucket: Bucket, permissions: Permissions = OWNERS) -> None:
         check_endpoint(bucket, permissions)
         self.place = location_of(bucket)
+        refuse_if_limited(
+            f"{self.place}: the bucket's library", "leave them out until the run has its first checkpoint"
+        )
         self._prefix = bucket.filter_directory.strip("/")
         self._store = store_of(bucket, StoreAccess(permissions, timeout=RANGE_TIMEOUT))
         self._listed: dict[str, Mapping[str, Any]] | None = None

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from epochal.runtime.hub import HUB_RETRIES, hub, hub_error, hub_failures, repeated
+from epochal.runtime.connections.bandwidth import refuse_if_limited
+from epochal.runtime.hub import HUB_FETCHED_BEFORE, HUB_RETRIES, hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
@@ -81,6 +82,7 @@ class HubFolder:
 
     def _downloaded(self, name: str) -> Path | None:
         library = hub()
+        refuse_if_limited(f"{self._name}: the Hub's library", HUB_FETCHED_BEFORE)
         try:
             url = library.hf_hub_url(self._repo_id, name, revision=self._revision)
             library.get_hf_file_metadata(url, token=self._token, timeout=library.constants.HF_HUB_ETAG_TIMEOUT)

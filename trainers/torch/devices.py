@@ -1,6 +1,7 @@
 """The device on which torch computes: choosing it, its precision, and the failures that it reports."""
 
 import contextlib
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -49,8 +50,14 @@ class Placement:
 
     @classmethod
     def of(cls, options: TorchOptions) -> Self:
-        """Return the placement that the options name. Raise `InvalidInput` if torch finds no such device."""
+        """Return the placement that the options name, and bound torch's memory on its device as they say.
+
+        Raises:
+            InvalidInput: torch finds no such device, or the device has no memory of its own, or less than the bound.
+        """
         device = _device(options.device)
+        if options.memory_bytes is not None:
+            _bound_memory(device, options.memory_bytes)
         is_half = options.precision == "bf16" or (
             options.precision == "auto"
             and device.type == "cuda"
@@ -146,6 +153,32 @@ def copied_out(tensor: torch.Tensor) -> Float32Array:
     """Return a tensor's values as a float32 array; of a float32 tensor on the CPU a view, otherwise a copy."""
     found: Float32Array = tensor.detach().to("cpu", torch.float32).numpy()
     return found
+
+
+def free_all() -> None:
+    """Give memory that torch holds without using it back to all devices."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    elif torch.backends.mps.is_available():
+        torch.mps.empty_cache()
+
+
+def _bound_memory(device: torch.device, most_bytes: int) -> None:
+    """Let torch allocate so many bytes of a device in this process; beyond them it is out of memory."""
+    if device.type == "cuda":
+        total_bytes = torch.cuda.get_device_properties(device).total_memory
+    elif device.type == "mps":
+        total_bytes = torch.mps.recommended_max_memory()
+    else:
+        raise InvalidInput(f"--gpu-memory: torch computes on {device} here; allowed with --device cuda, cuda:N or mps")
+    if most_bytes > total_bytes:
+        name = f"--gpu-memory: {most_bytes / 1024**3:.4g}gb of {device}"
+        raise InvalidInput(f"{name}, which has {total_bytes / 1024**3:.4g}gb; allowed: up to that")
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(most_bytes / total_bytes, device)
+    else:
+        torch.mps.set_per_process_memory_fraction(most_bytes / total_bytes)
 
 
 def _device(name: str) -> torch.device:

@@ -7,6 +7,8 @@ from epochal.state.errors import InvalidInput
 
 PRECISIONS = ("auto", "bf16", "float32")
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
+MIN_GPU_MEMORY_BYTES = 256 * 1024**2
+_MEMORY = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([mg]b)")
 _ROWS = re.compile(r"[0-9]{1,6}")
 
 
@@ -20,6 +22,7 @@ class TorchOptions:
             float32; `auto` is `bf16` on CUDA devices that have it, and `float32` elsewhere.
         compiles: whether the model is compiled by `torch.compile`, which takes minutes at first.
         micro_batch: the most rows of the longest sample's length that are computed at a time; None for as many as fit.
+        memory_bytes: of the GPU that torch may allocate in each process; None for all that is free.
 
     Raises:
         InvalidInput: a value is not allowed; the user's fault.
@@ -29,6 +32,7 @@ class TorchOptions:
     precision: str = "auto"
     compiles: bool = False
     micro_batch: int | None = None
+    memory_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
@@ -42,7 +46,7 @@ class TorchOptions:
     def suits_any_machine(self) -> bool:
         """Whether every machine can compute so. Other options need torch to say whether this one can."""
         is_plain = self.precision in ("auto", "float32") and not self.compiles
-        return self.device in ("auto", "cpu") and is_plain
+        return self.device in ("auto", "cpu") and is_plain and self.memory_bytes is None
 
 
 DEFAULT_TORCH_OPTIONS = TorchOptions()
@@ -59,3 +63,16 @@ def parse_micro_batch(text: str) -> int | None:
     if not _ROWS.fullmatch(text) or not int(text):
         raise InvalidInput(f"--micro-batch {text}; allowed: auto, or a number of rows from 1")
     return int(text)
+
+
+def parse_gpu_memory(text: str) -> int:
+    """Return the bytes that `--gpu-memory` names, as `8gb`, of 1024³ bytes each.
+
+    Raises:
+        InvalidInput: it is not a size that is allowed; the user's fault.
+    """
+    found = _MEMORY.fullmatch(text)
+    size_bytes = 0 if found is None else int(float(found[1]) * {"mb": 1024**2, "gb": 1024**3}[found[2]])
+    if size_bytes < MIN_GPU_MEMORY_BYTES:
+        raise InvalidInput(f"--gpu-memory {text[:40]!r}: allowed: a number and mb or gb, such as 8gb, from 256mb")
+    return size_bytes

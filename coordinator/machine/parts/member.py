@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from epochal.coordinator.machine.parts.reliability import NEWCOMER, Conduct
+from epochal.coordinator.machine.parts.conduct import NEWCOMER, Conduct
 from epochal.coordinator.machine.parts.speed import UNKNOWN, Speed
 from epochal.coordinator.machine.parts.verification import UNTRUSTED, Trust
 from epochal.state.documents import Roster, RosterEntry

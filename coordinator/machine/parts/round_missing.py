@@ -20,6 +20,7 @@ class RoundMissing:
         failures: the reports of clients that could not take the step.
         rejected: the rule that each refused result breaks, by client.
         without_room: clients whose results the coordinator refused for want of room.
+        excused: clients that left between two rounds, so that their part of this one is no miss of theirs.
         decisive_pending: number of pending clients of the electorate; not in snapshots (`Round`).
     """
 
@@ -27,6 +28,7 @@ class RoundMissing:
     failures: Mapped[ClientId, FailureReport] = field(default_factory=dict)
     rejected: Mapped[ClientId, str] = field(default_factory=dict)
     without_room: Members[ClientId] = frozenset()
+    excused: Members[ClientId] = frozenset()
     decisive_pending: Annotated[int | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)
 
     def waiting_for(self, clients: frozenset[ClientId], electorate: frozenset[ClientId]) -> "RoundMissing":
@@ -57,3 +59,10 @@ class RoundMissing:
     def with_no_room(self, client_id: ClientId) -> "RoundMissing":
         """Return it with a client for whose result there is no room."""
         return replace(self, without_room=joined(self.without_room, client_id))
+
+    def excusing(self, clients: Iterable[ClientId]) -> "RoundMissing":
+        """Return it with these clients excused; the same value if there are none."""
+        excused = self.excused
+        for client_id in clients:
+            excused = joined(excused, client_id)
+        return self if excused is self.excused else replace(self, excused=excused)

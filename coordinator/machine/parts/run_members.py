@@ -10,10 +10,10 @@ from typing import Annotated
 from pydantic import Field
 
 from epochal.coordinator.machine.parts.admissions import NO_ADMISSIONS, Admissions
+from epochal.coordinator.machine.parts.conduct import Conduct
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers, Tally, tally_of
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain, removed, shared
-from epochal.coordinator.machine.parts.reliability import Conduct
 from epochal.coordinator.machine.parts.verification import NOT_VERIFIED, UNTRUSTED, Trust, Verification
 from epochal.state.wire import ClientId, Sha256
 from epochal.state.wire_document import WireDocument

@@ -73,14 +73,15 @@ class Objects:
     Args:
         place: the bucket, and a folder of it.
         below: names a folder in that one.
+        is_public: whether it is read without credentials where the environment has none.
 
     Raises:
         InvalidInput: obstore is not installed, does not accept the values, or finds no credentials.
     """
 
-    def __init__(self, place: BlobPlace, below: str) -> None:
+    def __init__(self, place: BlobPlace, below: str, *, is_public: bool = False) -> None:
         bucket = place.bucket
-        if is_anonymous(bucket.variant):
+        if is_anonymous(bucket.variant) and not is_public:
             raise InvalidInput(
                 f"blobs.store: {location_of(bucket)} needs credentials, which are not in the environment (see the "
                 "documentation of state.toml, [blobs])"

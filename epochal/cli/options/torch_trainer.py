@@ -1,5 +1,6 @@
 """The options of `--trainer torch`, shared by the commands that compute with torch."""
 
+import sys
 from importlib.util import find_spec
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from epochal.trainers.registry import TRAINERS
-from epochal.trainers.torch.torch_options import PRECISIONS, TorchOptions, parse_micro_batch
+from epochal.trainers.torch.torch_options import PRECISIONS, TorchOptions, parse_gpu_memory, parse_micro_batch
 
 DeviceOption = Annotated[
     str | None,
@@ -32,16 +33,23 @@ MicroBatchOption = Annotated[
 
 
 def torch_options(
-    device: str | None, precision: str | None, micro_batch: str | None = None, *, compiles: bool = False
+    device: str | None,
+    precision: str | None,
+    micro_batch: str | None = None,
+    *,
+    compiles: bool = False,
+    gpu_memory: str | None = None,
 ) -> TorchOptions | None:
     """Return the options, or None if not one of them is given.
 
     Raises:
         InvalidInput: one of them is wrong; the user's fault.
     """
-    if (device, precision, micro_batch, compiles) == (None, None, None, False):
+    if (device, precision, micro_batch, compiles, gpu_memory) == (None, None, None, False, None):
         return None
-    return TorchOptions(device or "auto", precision or "auto", compiles, parse_micro_batch(micro_batch or "auto"))
+    rows = parse_micro_batch(micro_batch or "auto")
+    memory_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
+    return TorchOptions(device or "auto", precision or "auto", compiles, rows, memory_bytes)
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
@@ -54,7 +62,7 @@ def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
         trainer: its name.
     """
     if options is not None and trainer in TRAINERS and trainer != TORCH:
-        names = "--device, --precision, --compile and --micro-batch"
+        names = "--device, --precision, --compile, --micro-batch and --gpu-memory"
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
     if trainer == TORCH:
         _check_installed()
@@ -69,6 +77,14 @@ def check_machine(options: TorchOptions | None) -> None:
             from epochal.trainers.torch.availability import check_available
 
         check_available(options)
+
+
+def free_devices() -> None:
+    """Give memory that torch holds without using it back to its devices, if this process has imported torch."""
+    if "torch" in sys.modules:
+        from epochal.trainers.torch.devices import free_all
+
+        free_all()
 
 
 def _check_installed() -> None:

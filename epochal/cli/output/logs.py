@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, TextIO
 
+from epochal.cli.output.people_lines import ForPeople, sentence_of, short
 from epochal.runtime.explanations import explanation_of
 from epochal.runtime.visible_text import visible
 
@@ -46,15 +47,24 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """`12:34:56 info event key=value …`. The first warning of a kind names its explanation."""
+    """`12:34:56 info event key=value …`. The first warning of a kind names its explanation.
 
-    def __init__(self) -> None:
+    Args:
+        for_people: whether numbers and digests are shortened, and lines of rounds are sentences.
+    """
+
+    def __init__(self, *, for_people: bool = False) -> None:
         super().__init__()
+        self._for_people = for_people
         self._explained: set[str] = set()
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{key}={visible(str(value))}" for key, value in record_fields(record).items())
         clock = self.formatTime(record, "%H:%M:%S")
+        sentence = sentence_of(record) if self._for_people else None
+        if sentence is not None:
+            return f"{clock} {visible(sentence)}"
+        shown = short if self._for_people else str
+        fields = " ".join(f"{key}={visible(shown(value))}" for key, value in record_fields(record).items())
         line = f"{clock} {record.levelname.lower():7} {record.getMessage()} {fields}".rstrip() + self._where(record)
         return line if not record.exc_info else f"{line}\n{self.formatException(record.exc_info)}"
 
@@ -96,9 +106,12 @@ def lines_above(write: WriteLine) -> Iterator[None]:
 
 
 def start_logging(log_format: LogFormat, *, verbose: bool, stream: TextIO | None = None) -> None:
-    """Send every log line of this process to `stream` (standard error if None)."""
+    """Send every log line of this process to `stream` (standard error if None); on a terminal those for people."""
     handler = _LineHandler(stream or sys.stderr)
-    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    for_people = log_format is LogFormat.TEXT and not verbose and handler.stream.isatty()
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter(for_people=for_people))
+    if for_people:
+        handler.addFilter(ForPeople())
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,7 +1,10 @@
 """`epochal audit`: check a run from what its store holds."""
 
 import asyncio
+import contextlib
 import json
+import secrets
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +12,30 @@ from typing import Annotated, Any
 import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
+from epochal.cli.options.client_data import DataChoice, DataOption, provider_opener
+from epochal.cli.options.client_trainer import ClientTrainer
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
-from epochal.coordinator.proof.audit import audit_store
+from epochal.cli.options.spool_folder import checked_spool_folder
+from epochal.cli.options.torch_trainer import DeviceOption, PrecisionOption, check_goes_with_torch, torch_options
+from epochal.coordinator.proof.audit import AuditReport, audit_store
+from epochal.coordinator.proof.publication import fetch
+from epochal.coordinator.store.published_files import FolderFiles
+from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
+from epochal.run_manager.context import ClientDependencies
+from epochal.run_manager.events import ignore
 from epochal.runtime.http.redacted_urls import without_password
+from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.visible_text import visible
+from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import EpochalError, InvalidInput
+from epochal.tools.published_place import is_bucket, published_files
+from epochal.tools.replays.stored_replays import StoredReplay, replay_stored
+from epochal.trainers.registry import TrainerOptions, check_trainer_name
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 from epochal.view.check_report import print_checks
+
+MAX_RETRAINED = 10_000
 
 
 def audit(
@@ -27,6 +48,25 @@ def audit(
             help="Also compute the parameters again, and how long results are, from a checkpoint and the results.",
         ),
     ] = False,
+    retrain: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=MAX_RETRAINED,
+            metavar="N",
+            help="With --recompute: train N random results of the kept rounds again on this machine, and show how far "
+            "each is from that, beside the tolerance.",
+        ),
+    ] = 0,
+    trainer: Annotated[
+        str, typer.Option(help="With --retrain: numpy (the embedded model), torch, or the trainer of a package.")
+    ] = "numpy",
+    device: DeviceOption = None,
+    precision: PrecisionOption = None,
+    data: DataOption = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With --retrain: draws the results; default: a random one, which is shown.")
+    ] = None,
     record: Annotated[
         bool | None,
         typer.Option(
@@ -38,19 +78,74 @@ def audit(
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
-    """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."""
-    report = asyncio.run(audit_store(store, recompute=recompute))
+    """Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1).
+
+    STORE may also be a published run: a folder, or the URL of a bucket's, which is fetched to a temporary folder.
+    """
+    if retrain and not recompute:
+        raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
+    drawn = secrets.randbelow(2**31) if seed is None else seed
+    dependencies = _dependencies(trainer, torch_options(device, precision, None), data) if retrain else None
+    report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     if as_json:
-        typer.echo(json.dumps(asdict(report), indent=2))
+        fields = asdict(report) | ({"retrained": list(map(asdict, replays)), "seed": drawn} if retrain else {})
+        typer.echo(json.dumps(fields, indent=2))
     else:
         fields = asdict(report)
         print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
+        if retrain:
+            typer.echo(f"{len(replays)} results trained again, drawn with --seed {drawn}:")
+        for replay in replays:
+            typer.echo(_line_of(replay))
     if record or (record is None and given_token(admin_token) is not None):
         obstacle = asyncio.run(_recorded(store, given_token(admin_token), tls_ca, asdict(report)))
         if obstacle and record:
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
-    raise typer.Exit(0 if report.passed else 1)
+    raise typer.Exit(0 if report.passed and all(replay.passes for replay in replays) else 1)
+
+
+async def _audited(
+    store: str, recompute: bool, retrain: int, dependencies: ClientDependencies | None, seed: int
+) -> tuple[AuditReport, list[StoredReplay]]:
+    """Return the audit of a store or a publication, and the results that were trained again."""
+    with contextlib.ExitStack() as closing:
+        if is_bucket(store):
+            folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="epochal-audit-"))
+            await fetch(published_files(store, is_public=True), FolderFiles(Path(folder)))
+            store = folder
+        report = await audit_store(store, recompute=recompute)
+        if dependencies is None:
+            return report, []
+        return report, await replay_stored(store, retrain, dependencies, seed)
+
+
+def _dependencies(trainer: str, torch: TorchOptions | None, data: str | None) -> ClientDependencies:
+    """Return what opens data and trainer. Raise `InvalidInput` for mistakes in their options."""
+    check_trainer_name(trainer)
+    check_goes_with_torch(torch, trainer)
+    permissions = Permissions.of_own_run()
+    options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
+    return ClientDependencies(
+        retry_policy=RetryPolicy(attempts=1),
+        new_worker=WorkerThread,
+        open_provider=provider_opener(DataChoice(data, None, DEFAULT_CACHE_BYTES, True, False, permissions)),
+        open_trainer=ClientTrainer(trainer, options, None).open,
+        observer=ignore,
+        spool_folder=checked_spool_folder(None),
+        permissions=permissions,
+    )
+
+
+def _line_of(replay: StoredReplay) -> str:
+    of = f"  step {replay.step}, client {replay.client_id}"
+    if replay.obstacle:
+        return f"{of}: not computed: {visible(replay.obstacle)}"
+    return (
+        f"{of}: excess distance {replay.excess:.4f}, tolerance {replay.tolerance:.4f}"
+        f"{'' if replay.passes else ', NOT within it'}; length × {replay.norm_ratio:.3f}, cosine {replay.cosine:.4f} "
+        f"({visible(replay.result_class)} by {replay.replay_class})"
+    )
 
 
 async def _recorded(store: str, token: str | None, tls_ca: Path | None, fields: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import unicodedata
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,15 @@ from epochal.cli.options.client_data import (
     provider_opener,
 )
 from epochal.cli.options.client_trainer import ClientTrainer
+from epochal.cli.options.owner_terms import (
+    DownloadOption,
+    GpuMemoryOption,
+    HoursOption,
+    NiceOption,
+    OwnerTerms,
+    UploadOption,
+    WhenIdleOption,
+)
 from epochal.cli.options.permission_options import (
     AllowLocalOption,
     AllowNetworkOption,
@@ -44,6 +54,7 @@ from epochal.cli.options.torch_trainer import (
     MicroBatchOption,
     PrecisionOption,
     check_goes_with_torch,
+    free_devices,
     torch_options,
 )
 from epochal.cli.output.client_log import log_event
@@ -54,8 +65,13 @@ from epochal.coordinator_client.client_key import ClientKey, load_key, load_or_c
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.session import ClientProfile
 from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
-from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, EndReason
+from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, ClientEnd, EndReason
 from epochal.run_manager.context import ClientDependencies
+from epochal.run_manager.terms.attendance import Leave, Terms, TermsWatch, attended
+from epochal.run_manager.terms.machine_use import MachineUse
+from epochal.run_manager.terms.priority import lower_priority
+from epochal.run_manager.terms.sleep_notice import notice_sleep
+from epochal.runtime.connections.bandwidth import limited_to
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
@@ -184,6 +200,12 @@ def client(
     cache: CacheOption = None,
     cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     spool: SpoolOption = None,
+    upload: UploadOption = None,
+    download: DownloadOption = None,
+    hours: HoursOption = None,
+    when_idle: WhenIdleOption = False,
+    gpu_memory: GpuMemoryOption = None,
+    nice: NiceOption = False,
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
@@ -195,7 +217,7 @@ def client(
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    torch = torch_options(device, precision, micro_batch, compiles=compiles)
+    torch = torch_options(device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
     mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
@@ -205,8 +227,25 @@ def client(
     )
     capabilities = Capabilities(batches_per_round=share or MAX_SHARE, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
+    owner = OwnerTerms(upload, download, hours, when_idle)
+    owner.check_goes_with_mesh(mesh)
+    bandwidth, terms = owner.bandwidth, owner.terms
     show_permissions(permissions, data, log_format)
-    run_to_end(_run(url, verify, profile, dependencies, leave_bound_s))
+    if nice:
+        lower_priority()
+    with limited_to(bandwidth):
+        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s), terms))
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """How the client joins its run, each time that it takes part."""
+
+    url: str
+    verify: bool | str
+    profile: ClientProfile
+    dependencies: ClientDependencies
+    leave_bound_s: float
 
 
 def _dependencies(
@@ -284,22 +323,36 @@ def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: Dat
     )
 
 
-async def _run(
-    url: str,
-    verify: bool | str,
-    profile: ClientProfile,
-    dependencies: ClientDependencies,
-    leave_bound_s: float,
-) -> None:
-    reach = dependencies.permissions.reach
-    with _Leaving(leave_bound_s) as leaving:
-        async with await CoordinatorClient.connect(url, dependencies.retry_policy, verify, reach) as api:
-            logged = replace(dependencies, observer=partial(log_event, url=url))
-            agent = Agent(api, profile, logged, leave_bound_s)
-            leaving.agent = agent
-            end = await agent.run()
+async def _run(joining: _Joining, terms: Terms) -> None:
+    clock, worker = joining.dependencies.retry_policy.clock, joining.dependencies.new_worker("epochal-terms")
+    sleeping = asyncio.get_running_loop().create_task(notice_sleep())
+    with _Leaving(joining.leave_bound_s) as leaving:
+        try:
+            end = await attended(
+                TermsWatch(terms, MachineUse(), clock, worker),
+                partial(_attend, joining, leaving),
+                lambda: leaving.is_wanted,
+            )
+        finally:
+            sleeping.cancel()
+            await worker.aclose()
         held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
         say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
+
+
+async def _attend(joining: _Joining, leaving: "_Leaving", begun: Callable[[Leave], None]) -> ClientEnd:
+    """Join the run and take part in it; hand over how the client is asked to leave."""
+    dependencies = joining.dependencies
+    reach = dependencies.permissions.reach
+    async with await CoordinatorClient.connect(joining.url, dependencies.retry_policy, joining.verify, reach) as api:
+        logged = replace(dependencies, observer=partial(log_event, url=joining.url))
+        agent = leaving.agent = Agent(api, joining.profile, logged, joining.leave_bound_s)
+        begun(agent.finish_and_withdraw)
+        try:
+            return await agent.run()
+        finally:
+            leaving.agent = None
+            free_devices()
 
 
 class _Leaving:
@@ -314,6 +367,11 @@ class _Leaving:
         running = asyncio.current_task()
         assert running is not None
         self._running = running
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the client is to end for good."""
+        return self._interrupts.count > 0
 
     def __enter__(self) -> Self:
         self._interrupts = Interrupts(self._leave, self._stop)

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import sys
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -23,6 +24,7 @@ from epochal.cli.options.shared import (
     VerboseOption,
 )
 from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.output.people_lines import first_start_box
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
@@ -191,7 +193,8 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         unpinned = unpinned_data(state)
         if unpinned is not None and served.handlers.insight.status().data_decided_by in UNDECIDED:
             log.warning("data_not_pinned", extra={"reason": unpinned})
-        if served.admin_token is not None:
+        is_watched = sys.stdout.isatty()
+        if served.admin_token is not None and not is_watched:
             say(f"{ADMIN_TOKEN_SHOWN}{served.admin_token}")
         if data_config is not None:
             certificate = options.endpoint.tls_cert
@@ -204,4 +207,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             say(f"data server for run {state.run_id} {LISTENING}{host}:{port}")
         collect_rarely()
         with interruption() as stop:
-            await serve_until(stop, f"coordinator of run {state.run_id} {LISTENING}{served.url}")
+            line = f"coordinator of run {state.run_id} {LISTENING}{served.url}"
+            if served.admin_token is not None and is_watched:
+                line += f"\n{first_start_box(state.run_id, served.url, served.admin_token)}"
+            await serve_until(stop, line)

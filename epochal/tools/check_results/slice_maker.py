@@ -17,7 +17,7 @@ import httpx
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.files.mapped_reads import WINDOW_BYTES, Windows
 from epochal.runtime.files.spool import Spool, SpoolFile
-from epochal.runtime.merging.running_sum import running_sum
+from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
 from epochal.state.blob_checks import layout_of
@@ -101,7 +101,7 @@ class SliceMaker:
         """
         part, work, count = Slice(leased.first, leased.stop), leased, 0
         try:
-            total = await self._worker.run(partial(running_sum, self._spool, part.of(layout), leased.mean))
+            total = await self._worker.run(partial(room_for_sums, self._spool, part.of(layout), leased.mean))
             while True:
                 for result in work.results:
                     await self._worker.run(partial(self._add, total, leased, result, layout, is_over))

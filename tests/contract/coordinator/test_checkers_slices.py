@@ -19,7 +19,7 @@ from epochal.coordinator.run.genesis import Genesis
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool
-from epochal.runtime.merging import running_sum
+from epochal.runtime.merging import room_for_sums
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state import slices
@@ -312,7 +312,7 @@ async def test_result_that_is_not_attested_is_taken_out_of_every_slice(
 async def test_worker_without_room_gives_its_slice_back(
     run: Served, clients: list[WireClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(running_sum, "SUMMED_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(room_for_sums, "SUMMED_IN_MEMORY_BYTES", 0)
     said = Said()
     async with workers(run, said, spool=Spool(tmp_path, max_bytes=10)):
         await play(run, clients)

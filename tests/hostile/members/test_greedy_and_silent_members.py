@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from epochal.coordinator.machine.parts.reliability import MISSES_BEFORE_REST
+from epochal.coordinator.machine.parts.conduct import MISSES_BEFORE_REST
 from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId

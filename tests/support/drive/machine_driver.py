@@ -12,7 +12,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
-from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.coordinator.machine.parts.conduct import Conduct
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.provisional_round import complete_look
 from epochal.coordinator.machine.run import Run, new_run, parse_snapshot, snapshot_bytes
@@ -289,6 +289,12 @@ class Driver:
         current = self.round
         self.deliver(*(client_id for client_id, assigned in current.tasks.plan.assignments.items() if assigned))
         self.attest(*current.tasks.plan.witnesses)
+
+    def play_round_of(self, *numbers: int) -> None:
+        """These clients, and nobody else, deliver and attest."""
+        current, present = self.round, {client(number) for number in numbers}
+        self.deliver(*(who for who in self.workers() if who in present))
+        self.attest(*(who for who in current.tasks.plan.witnesses if who in present))
 
     def play_epoch(self, seconds_per_round: float) -> None:
         """Rounds in which everyone delivers, until Cooldown."""

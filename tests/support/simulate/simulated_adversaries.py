@@ -14,7 +14,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from epochal.coordinator.machine.parts.reliability import RESULTS_PER_MISS
+from epochal.coordinator.machine.parts.conduct import RESULTS_PER_MISS
 from epochal.coordinator_client.api import DocumentMark
 from epochal.run_manager.round_view import usual_work
 from epochal.runtime.files.spool_part import SentBytes

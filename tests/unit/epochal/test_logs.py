@@ -1,13 +1,18 @@
 """Log lines for machines and for people."""
 
+import itertools
 import json
 import logging
 from io import StringIO
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epochal.cli.output.client_log import log_event
-from epochal.cli.output.logs import JsonFormatter, TextFormatter
+from epochal.cli.output.logs import JsonFormatter, LogFormat, TextFormatter, start_logging
+from epochal.cli.output.people_lines import ROUND_LINE_S, ForPeople, first_start_box
 from epochal.run_manager.events import ReplicaDistrusted
 from epochal.state.errors import InvalidInput
 
@@ -40,3 +45,105 @@ def test_log_line_for_people_is_one_line_whatever_a_client_says(caplog: pytest.L
     with caplog.at_level(logging.INFO):
         log_event(ReplicaDistrusted(3, "one\ntwo\x1b[2J"))
     assert TextFormatter().format(caplog.records[0]).endswith("replica_distrusted step=3 reason=one\\ntwo\\x1b[2J")
+
+
+# At a terminal
+
+
+def record(name: str, level: int = logging.INFO, **fields: Any) -> logging.LogRecord:
+    made = logging.LogRecord("epochal.test", level, __file__, 1, name, None, None)
+    vars(made).update(fields)
+    return made
+
+
+TRAINED: dict[str, Any] = {
+    "step": 6, "attempt": 0, "loss": 3.2959755525892738, "token_count": 7680, "train_s": 0.107, "uploaded_bytes": 15644,
+    "result_sha256": "ab" * 32,
+}  # fmt: skip
+
+
+@given(st.lists(st.floats(0, 30), min_size=1, max_size=60))
+def test_terminal_has_one_line_of_rounds_in_ten_seconds(pauses_s: list[float]) -> None:
+    now_s, passed = [0.0], []
+    shown = ForPeople(lambda: now_s[0])
+    for pause_s in pauses_s:
+        now_s[0] += pause_s
+        if shown.filter(record("round_trained", **TRAINED)):
+            passed.append(now_s[0])
+        assert shown.filter(record("gets_no_work_for_a_while", logging.WARNING))
+        assert shown.filter(record("outcome_decided", step=6, attempt=1, applied_results=0, reason="void"))
+    assert passed
+    assert all(later - earlier >= ROUND_LINE_S for earlier, later in itertools.pairwise(passed))
+
+
+def test_round_at_a_terminal_is_a_sentence_without_digests() -> None:
+    line = TextFormatter(for_people=True).format(record("round_trained", **TRAINED))
+    assert line[9:] == "step 6: loss 3.296, 71,776 tokens/s, 0.01564 MB sent"
+    line = TextFormatter(for_people=True).format(record("outcome_decided", step=7, attempt=2, applied_results=3))
+    assert line[9:] == "step 7, after 2 failed tries: 3 results applied"
+
+
+def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
+    line = TextFormatter(for_people=True).format(
+        record("operator_acted", with_={"replica_digest": "4c10" * 16}, expires_s=1795552358.4865272, rest_s=1 / 3)
+    )
+    assert line.endswith("with_={'replica_digest': '4c104c104c10…'} expires_s=1795552358 rest_s=0.3333")
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "is_shown"),
+    [
+        ("attested", {"step": 1}, False),
+        ("replica_held", {"origin": "outcome"}, False),
+        ("replica_held", {"origin": "checkpoint"}, True),
+        ("phase_changed", {"before": "RoundTrain", "after": "RoundWitness"}, False),
+        ("phase_changed", {"before": "RoundWitness", "after": "Cooldown"}, True),
+        ("joined", {}, True),
+    ],
+)
+def test_what_comes_with_every_round_is_left_out_at_a_terminal(
+    name: str, fields: dict[str, Any], is_shown: bool
+) -> None:
+    assert ForPeople().filter(record(name, **fields)) == is_shown
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "log_format", "verbose", "is_whole"),
+    [
+        (Terminal(), LogFormat.TEXT, False, False),
+        (Terminal(), LogFormat.TEXT, True, True),
+        (Terminal(), LogFormat.JSON, False, True),
+        (StringIO(), LogFormat.TEXT, False, True),
+    ],
+)
+def test_files_json_and_verbose_have_every_line_with_its_digests(
+    stream: StringIO, log_format: LogFormat, verbose: bool, is_whole: bool
+) -> None:
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    try:
+        start_logging(log_format, verbose=verbose, stream=stream)
+        for _ in range(2):
+            logging.getLogger("epochal.test").info("round_trained", extra=TRAINED)
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+    assert stream.getvalue().count("ab" * 32) == (2 if is_whole else 0)
+    assert stream.getvalue().count("\n") == (2 if is_whole else 1)
+
+
+def test_box_of_a_first_start_has_what_its_operator_needs() -> None:
+    box = first_start_box("shared", "http://127.0.0.1:8000", "token")
+    for text in (
+        "epochal client http://127.0.0.1:8000 ",
+        "http://127.0.0.1:8000/ ",
+        "export EPOCHAL_ADMIN_TOKEN=token",
+        "epochal status http://127.0.0.1:8000",
+    ):
+        assert text in box
+    assert len({len(line) for line in box.splitlines()}) == 1

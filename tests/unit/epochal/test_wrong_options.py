@@ -41,6 +41,12 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*CLIENT, "--spool", "file/spool"), "--spool file/spool: Not a directory"),
         ((*CLIENT, "--tls-ca", "missing.pem"), "--tls-ca missing.pem: No such file or directory"),
         ((*CLIENT, "--tls-ca", __file__), f"--tls-ca {__file__}: [X509"),
+        ((*CLIENT, "--upload", "10"), "--upload '10': allowed: a number and a unit (kbit, mbit or gbit)"),
+        ((*CLIENT, "--download", "1kbit"), "--download '1kbit': allowed: a number and a unit"),
+        ((*CLIENT, "--hours", "22-22"), "--hours '22-22': '22-22'; allowed: windows of local time, such as 22-07"),
+        ((*CLIENT, "--mesh", "data=2", "--upload", "1mbit"), "--upload and --download do not go with --mesh"),
+        ((*CLIENT, "--gpu-memory", "8gb"), "--gpu-memory go with --trainer torch or that of a package, not with numpy"),
+        ((*CLIENT, "--gpu-memory", "8"), "--gpu-memory '8': allowed: a number and mb or gb, such as 8gb, from 256mb"),
         (("invite", "http://127.0.0.1:1", "--uses", "0"), "--uses 0: allowed: 1 to 10000 clients"),
         (("invite", "http://127.0.0.1:1", "--uses", "-3"), "--uses -3: allowed: 1 to 10000 clients"),
         (("invite", "http://127.0.0.1:1", "--expires", "0d"), "--expires '0d': allowed: a number and a unit"),
@@ -116,6 +122,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("data-server", "data.toml", "--coordinator", "http://127.0.0.1:9", "--token", ""), "--token is not a token"),
         (("pause", "http://127.0.0.1:9", "--admin-token", "ü"), "not an admin token"),
         (("eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
+        (("absolve", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
     ],
 )
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -131,6 +138,7 @@ def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple
         (("--device", "gpu"), "--device gpu; allowed: auto, cpu, mps, cuda or cuda:N"),
         (("--device", "cuda:77"), "--device cuda:77: torch finds no such device on this machine; allowed: auto, cpu"),
         (("--precision", "fp8"), "--precision fp8; allowed: auto, bf16, float32"),
+        (("--gpu-memory", "8gb", "--device", "cpu"), "--gpu-memory: torch computes on cpu here; allowed with --device"),
         (("--micro-batch", "0"), "--micro-batch 0; allowed: auto, or a number of rows from 1"),
     ],
 )

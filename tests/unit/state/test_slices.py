@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.runtime.files.spool import Spool
-from epochal.runtime.merging.running_sum import running_sum
+from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.state import slices
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InvalidResult
@@ -78,7 +78,7 @@ def test_update_of_slices_has_the_bytes_of_the_whole(
         parts = slices_of(layout, count)
     for part in parts:
         own = part.of(layout)
-        total = running_sum(spool, own, rule.mean)
+        total = room_for_sums(spool, own, rule.mean)
         for weight, data in results:
             start, stop = part.place_in(data, layout, found)
             total.add(weight, decode_slice(data[start:stop], own, found))

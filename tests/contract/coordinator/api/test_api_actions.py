@@ -66,6 +66,13 @@ async def test_odd_audit_is_refused(played: tuple[Served, list[WireClient]]) -> 
     assert (await get(coordinator, "/audits"))["audits"] == []
 
 
+async def test_client_that_was_not_convicted_is_not_absolved(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, clients = played
+    answer = await operate(coordinator, "POST", f"/clients/{clients[1].client_id}/absolve")
+    assert problem(answer) == "not-found"
+    assert [action["name"] for action in (await get(coordinator, "/actions"))["actions"]] == ["genesis"]
+
+
 async def test_actions_are_listed_with_time_and_version(played: tuple[Served, list[WireClient]]) -> None:
     coordinator, clients = played
     await operate(coordinator, "POST", "/pause")

@@ -13,7 +13,7 @@ from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
 from epochal.run_manager.events import ReplicaDistrusted
 from epochal.runtime.files.spool import Spool
-from epochal.runtime.merging import merger, running_sum
+from epochal.runtime.merging import merger, room_for_sums
 from epochal.state import checkpoint_parts
 from epochal.state.documents import UpdateRef
 from epochal.state.errors import Refused
@@ -72,7 +72,7 @@ async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.Log
 async def test_disk_that_is_too_full_for_the_sum_delays_nothing_but_the_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(running_sum, "SUMMED_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(room_for_sums, "SUMMED_IN_MEMORY_BYTES", 0)
     async with served(STATE, spool=Spool(tmp_path, max_bytes=10)) as coordinator:
         clients = await training(coordinator, 3)
         await play_round(coordinator, clients)

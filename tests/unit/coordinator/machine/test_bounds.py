@@ -18,14 +18,14 @@ from epochal.coordinator.machine import (
 from epochal.coordinator.machine import resting_reason as hold
 from epochal.coordinator.machine.parts import (
     agreed_data,
+    conduct,
     run_identity,
     run_members,
     run_models,
     speed,
     train_times,
 )
-from epochal.coordinator.machine.parts import reliability as conduct
-from epochal.coordinator.machine.parts.reliability import Conduct
+from epochal.coordinator.machine.parts.conduct import Conduct
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.run import new_run
 from epochal.state.intervals import BatchId

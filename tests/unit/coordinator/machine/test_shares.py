@@ -52,6 +52,32 @@ def shortest(clients: list[tuple[int, int, int]], total: int) -> int:
     return end
 
 
+def test_client_on_probation_has_the_part_of_an_equal_one_that_it_has_earned() -> None:
+    clients = [sharing(number, last=20)._replace(trusted=trusted) for number, trusted in enumerate((19, 19, 19, 10))]
+    shares = shares_of(roster_of(*clients, total=80))
+    assert shares[3] == 20 * 10 // 19
+    assert sum(shares) == 80
+
+
+def test_nobody_is_on_probation_where_all_have_earned_alike() -> None:
+    alike = [sharing(number, batch_us=1000 * (1 + number))._replace(trusted=3) for number in range(4)]
+    assert shares_of(roster_of(*alike, total=40)) == shares_of(
+        roster_of(*(one._replace(trusted=0) for one in alike), total=40)
+    )
+
+
+@given(new=st.integers(1, 200), old=st.integers(1, 8), total=st.integers(2, 300), earned=st.integers(0, 9))
+def test_keys_that_have_earned_little_have_a_quarter_together_however_many(
+    new: int, old: int, total: int, earned: int
+) -> None:
+    clients = [
+        sharing(number, last=100)._replace(trusted=19 if number < old else earned) for number in range(old + new)
+    ]
+    shares = shares_of(roster_of(*clients, total=total))
+    assert sum(shares) == total
+    assert sum(shares[old:]) <= max(1, total // 4)
+
+
 def sharing(number: int, *, fixed_us: int = 0, batch_us: int = 1000, last: int = 10, claim: int = MAX_SHARE) -> Sharing:
     """Return a client that delivered so many batches in the round before, step 6."""
     speed = Speed((TimedDelivery(last, 1, 0),), fixed_us, batch_us)

@@ -3,7 +3,7 @@
 import pytest
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.parts.reliability import MISSES_BEFORE_REST
+from epochal.coordinator.machine.parts.conduct import MISSES_BEFORE_REST
 from epochal.state.messages.requests import Attestation
 from epochal.state.phase_names import RunState
 from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, refused

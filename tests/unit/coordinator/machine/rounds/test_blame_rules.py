@@ -15,7 +15,7 @@ from epochal.coordinator.machine.blame import (
     release,
 )
 from epochal.coordinator.machine.parts.run_work import Suspect
-from epochal.coordinator.machine.round_reliability import with_conduct
+from epochal.coordinator.machine.round_conduct import with_conduct
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import BatchesReleased
 from epochal.coordinator.machine.work import begin_round

@@ -125,6 +125,7 @@ def test_member_that_leaves_is_not_waited_for_and_its_batches_return() -> None:
     driver.attest(*(who for who in current.tasks.plan.witnesses if who != client(5)))
     assert driver.run.progress.step == current.number.step + 1
     assert total_batches(driver.run.work.carried) == total_batches(left)
+    assert driver.run.members.departed == {}
 
 
 def test_promise_is_dropped_when_too_few_of_its_witnesses_are_left() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochal.coordinator.machine.parts.reliability import (
+from epochal.coordinator.machine.parts.conduct import (
     FIRST_REST_S,
     LONGEST_REST_S,
     MAX_REASON_CHARS,

@@ -7,7 +7,7 @@ import pytest
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
-from epochal.coordinator.machine.parts.reliability import (
+from epochal.coordinator.machine.parts.conduct import (
     FIRST_REST_S,
     MISSES_BEFORE_REST,
     NEWCOMER,
@@ -285,6 +285,51 @@ def test_leaving_after_delivering_is_forgotten() -> None:
     driver.attest(client(1), client(2))
     assert driver.run.progress.step == 2
     assert driver.run.members.departed == {}
+
+
+def test_leaving_right_after_the_own_result_was_applied_is_no_miss() -> None:
+    """The next round may begin with a client before its word that it leaves arrives."""
+    driver = in_round(1, 2, 3, config__total_steps=50)
+    driver.play_round()
+    assert client(3) in driver.workers()
+    driver.send(stimuli.ClientWithdrew(client(3)))
+    assert client(3) not in driver.round.missing.pending
+    driver.play_round_of(1, 2)
+    assert driver.run.progress.step == 3
+    assert driver.run.members.departed == {}
+
+
+def test_misses_before_a_planned_absence_are_neither_forgotten_nor_more() -> None:
+    driver = in_round(1, 2, 3, 4, config__total_steps=50, **LARGE)
+    play_without(driver, 4)
+    driver.next_round()
+    driver.play_round()
+    assert misses(driver, 4) == [1]
+    kept = driver.conduct(4)
+    driver.send(stimuli.ClientWithdrew(client(4)))
+    driver.play_round_of(1, 2, 3)
+    driver.play_round()
+    driver.join(4)
+    assert driver.conduct(4) == kept
+
+
+def test_going_silent_with_work_to_do_is_a_miss_in_any_case() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=50)
+    driver.play_round()
+    driver.send(stimuli.ClientsFellSilent((client(3),)))
+    driver.play_round_of(1, 2)
+    assert driver.run.members.departed[client(3)].missed == 1
+
+
+def test_leaving_in_a_second_round_after_none_was_applied_is_a_miss() -> None:
+    driver = in_round(1, 2, 3, config__total_steps=50)
+    driver.play_round()
+    play_without(driver, 3)
+    driver.next_round()
+    driver.send(stimuli.ClientWithdrew(client(3)))
+    missed = driver.run.members.departed[client(3)].missed
+    driver.play_round_of(1, 2)
+    assert driver.run.members.departed[client(3)].missed == missed + 1
 
 
 def test_departed_are_bounded_and_the_oldest_are_forgotten() -> None:

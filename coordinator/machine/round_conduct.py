@@ -1,6 +1,6 @@
 """The consequences of a round for its clients: who delivered, who missed it, and whose attestation it lacked.
 
-What follows from misses (smaller bounds, and rests) is in `parts/reliability.py`.
+What follows from misses (smaller bounds, and rests) is in `parts/conduct.py`.
 """
 
 from collections import Counter
@@ -9,14 +9,14 @@ from dataclasses import replace
 from epochal.coordinator.machine.blame import DATA_FAILURES
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
-from epochal.coordinator.machine.parts.persistent_map import plain
-from epochal.coordinator.machine.parts.phase_clock import PhaseClock
-from epochal.coordinator.machine.parts.reliability import (
+from epochal.coordinator.machine.parts.conduct import (
     LONGEST_REST_S,
     LONGEST_REST_WITHOUT_DATA_S,
     NEWCOMER,
     earned_by,
 )
+from epochal.coordinator.machine.parts.persistent_map import plain
+from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers, remembered
 from epochal.coordinator.machine.parts.run_models import RunModels
@@ -152,6 +152,8 @@ def _miss(
         return f"it reported a failure, {failure.kind}: {failure.message}"
     if client_id in current.missing.rejected:
         return f"its result was rejected: {current.missing.rejected[client_id]}"
+    if client_id in current.missing.excused:
+        return None
     if client_id not in members:
         return "it left before it delivered its result"
     return None if is_short else "its result did not arrive before the round's time was over"

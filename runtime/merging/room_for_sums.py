@@ -13,7 +13,7 @@ SUMMED_IN_MEMORY_BYTES = 1024 * 1024
 _COUNT_BYTES, _VALUE_BYTES = 8, 4
 
 
-def running_sum(spool: Spool, layout: TensorLayout, mean: Literal["all", "senders"]) -> UpdateSum:
+def room_for_sums(spool: Spool, layout: TensorLayout, mean: Literal["all", "senders"]) -> UpdateSum:
     """Return a sum of no results. It takes 4 bytes a parameter of the spool, or 12 for a mean over senders.
 
     Raises:

@@ -1,0 +1,23 @@
+"""The first start of a coordinator on a real terminal ends with a box; its token lets the operator act."""
+
+import re
+from pathlib import Path
+
+from tests.support.data.states import state_text
+from tests.support.drive.processes import run_command
+from tests.support.drive.terminals import in_terminal
+from tests.support.servers.ports import free_port
+
+
+async def test_first_start_ends_with_a_box_whose_token_works(tmp_path: Path) -> None:
+    (tmp_path / "state.toml").write_text(state_text())
+    port = str(free_port())
+    arguments = ("coordinator", str(tmp_path / "state.toml"), "--store", str(tmp_path / "run"), "--port", port)
+    async with in_terminal(*arguments) as terminal:
+        await terminal.until("epochal status http://127.0.0.1:")
+        (token,) = re.findall(r"export EPOCHAL_ADMIN_TOKEN=(\S+)", terminal.text)
+        assert terminal.text.count(token) == 2, "in the box alone"
+        ran = await run_command("pause", f"http://127.0.0.1:{port}", "--admin-token", token)
+        assert ran.code == 0, ran.err
+        terminal.hang_up()
+        await terminal.end()
