@@ -13,7 +13,7 @@ from epochal.coordinator.machine.instructions import (
     PhaseChanged,
     QuarantineEnded,
     Recorded,
-    Replayed,
+    ReplayJudged,
     ReplaysDrawn,
     ReplaysDropped,
     RunHeld,
@@ -70,7 +70,7 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
         case ReplaysDropped(replays=replays, reason=reason):
             steps = sorted({one.step for one in replays})
             log.warning("replays_dropped", extra={"count": len(replays), "steps": steps, "reason": reason})
-        case Replayed(verifier=verifier, report=found, tolerance=tolerance, verdict=verdict):
+        case ReplayJudged(verifier=verifier, report=found, tolerance=tolerance, verdict=verdict):
             of = {"client_id": found.client_id, **_name_of(run, found.client_id), "step": found.step}
             distance = {"excess": found.excess, "tolerance": tolerance, "replay_class": found.replay_class}
             log.info("replayed", extra={"verifier": verifier, **of, **distance, "verdict": verdict})

@@ -19,7 +19,6 @@ from epochal.coordinator.machine import (
     membership,
     reports,
     stimuli,
-    verification,
 )
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
@@ -30,6 +29,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_identity import CompactedJournal
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
+from epochal.coordinator.machine.replays import judging
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     AccessCommand,
@@ -142,9 +142,9 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
         case stimuli.BlobsNearedBound():
             return run.with_parts(checkpoints.near_bound(run.models, stimulus)), ()
         case stimuli.ReplayReported() | stimuli.ReplayFailed() | stimuli.CalibrationReported():
-            return verification.take(run, stimulus)
+            return judging.take(run, stimulus)
         case stimuli.ClientAbsolved():
-            return verification.absolve(run, stimulus), ()
+            return judging.absolve(run, stimulus), ()
         case FinishRequested() | InvitationMade() | InvitationRevoked() | KeyAdmitted() | KeyRemoved():
             return _take_command(run, stimulus)
         case AuditReported() | stimuli.NoticeRaised() | stimuli.NoticeSettled() | stimuli.EvaluationReported():

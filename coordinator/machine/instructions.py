@@ -55,7 +55,7 @@ class EndedRound:
         learning_rate: of its first local step.
         tokens_per_batch: number of tokens of each batch.
         tokens_total: number of tokens that the run has applied.
-        exams: clients whose results were exams, which count for nothing (`machine/lottery.py`).
+        exams: clients whose results were exams, which count for nothing (`machine/replays/lottery.py`).
     """
 
     round: Round
@@ -168,7 +168,7 @@ class ReplaysDropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayJudged:
     """Log a verifier's report, and take it into the run's history.
 
     Attributes:
@@ -248,6 +248,6 @@ class Recorded:
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
-    | Recorded | ReplaysDrawn | ReplaysDropped | Replayed | Convicted | VerifierTested
+    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Convicted | VerifierTested
 )
 # fmt: on

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.blame import blame_after
 from epochal.coordinator.machine.instructions import BatchesQuarantined, EndedRound, OutcomeDecided
-from epochal.coordinator.machine.lottery import after_round, exams_of
 from epochal.coordinator.machine.pace import with_pace
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
+from epochal.coordinator.machine.replays.lottery import after_round, exams_of
 from epochal.coordinator.machine.round_conduct import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import UpdateMade
@@ -37,7 +37,7 @@ class Verdict:
     """The result of a round by its attestations. `outcome` is None when nothing is applied.
 
     Attributes:
-        exams: clients whose results would be applied, if they were not exams (`lottery.py`).
+        exams: clients whose results would be applied, if they were not exams (`replays/lottery.py`).
     """
 
     outcome: Outcome | None

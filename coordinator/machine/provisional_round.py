@@ -12,14 +12,14 @@ compares the two.
 
 from dataclasses import replace
 
-from epochal.coordinator.machine.lottery import exams_of
 from epochal.coordinator.machine.outcomes import settle_work
 from epochal.coordinator.machine.parts.conduct import earned_by
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import DEPARTED
-from epochal.coordinator.machine.round_conduct import earned_in
+from epochal.coordinator.machine.replays.lottery import exams_of
+from epochal.coordinator.machine.round_conduct import earned_in, trusted_after
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done
@@ -120,14 +120,11 @@ def _as_expected(run: Run, current: Round) -> list[Sharing]:
     awaiting = run.members.verification.awaiting()
     for client_id, given in current.tasks.plan.assignments.items():
         member = run.members.by_id[client_id]
-        if given and verify is not None:
-            member = replace(member, trust=member.trust.with_applied(is_awaiting=client_id in awaiting))
-        one = Sharing.of(member, verify)
+        one = Sharing.of(trusted_after(member, awaiting) if given and verify is not None else member, verify)
         if given:
-            batches = total_batches(given)
-            earned = (
-                earned_by(batches) if verify is None else earned_in(run.members, client_id, batches, verify, awaiting)
-            )
+            earned = earned_by(total_batches(given))
+            if verify is not None:
+                earned = earned_in(run.members, client_id, earned, verify, awaiting)
             one = one._replace(earned=earned, is_proven=True, last_step=step)
         found.append(one)
     return found

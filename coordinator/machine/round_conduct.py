@@ -13,8 +13,8 @@ from epochal.coordinator.machine.parts.conduct import (
     LONGEST_REST_S,
     LONGEST_REST_WITHOUT_DATA_S,
     NEWCOMER,
-    earned_by,
 )
+from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.round import Round
@@ -78,10 +78,9 @@ def with_conduct(
         elif client_id in faults:
             after = before.with_bad_attestation(faults[client_id], run.clock.now_s)
         elif client_id in applied:
-            batches = total_batches(assignment)
-            after = before.with_result(batches, current.number.step)
+            after = before.with_result(total_batches(assignment), current.number.step)
             if verify is not None:
-                after = replace(after, earned=earned_in(run.members, client_id, batches, verify, awaiting))
+                after = replace(after, earned=earned_in(run.members, client_id, after.earned, verify, awaiting))
         else:
             after = before
         attested = current.witnessed.attestations.get(client_id)
@@ -92,32 +91,35 @@ def with_conduct(
             continue
         if member is not None and speed is not None:
             members[client_id] = replace(member, conduct=after, speed=speed)
-            if verify is not None and client_id in applied:
-                trust = member.trust.with_applied(is_awaiting=client_id in awaiting)
-                members[client_id] = replace(members[client_id], trust=trust)
         elif client_id not in run.members.ejected:
             departed = remembered(departed, client_id, after)
         rest_s = after.rest_s(run.clock.now_s)
         if rest_s is not None and not before.is_resting(run.clock.now_s):
             rests.append(SentToRest(client_id, rest_s, after.last_miss))
+    if verify is not None:
+        members |= {one: trusted_after(members[one], awaiting) for one in applied & members.keys()}
     return replace(run.members, by_id=members, departed=departed), tuple(rests)
 
 
 def earned_in(
-    members: RunMembers, client_id: ClientId, batches: int, verify: VerifyConfig, awaiting: frozenset[ClientId]
+    members: RunMembers, client_id: ClientId, earned: int, verify: VerifyConfig, awaiting: frozenset[ClientId]
 ) -> int:
-    """Return the most batches that a client gets after a result over so many was applied, where results are verified.
+    """Return the most batches that a client gets after its result was applied, where results are verified.
 
     Args:
         members: of the run.
         client_id: the client.
-        batches: number of the batches of its result.
+        earned: what it gets where they are not.
         verify: how results are verified.
         awaiting: the clients of which a result is awaiting a replay.
     """
-    is_awaiting, trust = client_id in awaiting, members.trust_of(client_id)
-    is_held = trust.is_held(verify.rounds_on_probation, is_awaiting=is_awaiting)
-    return max(1, batches) if is_held else earned_by(batches)
+    trust, is_awaiting = members.trust_of(client_id), client_id in awaiting
+    return max(1, earned // 2) if trust.is_held(verify.rounds_on_probation, is_awaiting=is_awaiting) else earned
+
+
+def trusted_after(member: Member, awaiting: frozenset[ClientId]) -> Member:
+    """Return a member after its result was applied, with the trust that it has earned by that."""
+    return replace(member, trust=member.trust.with_applied(is_awaiting=member.client_id in awaiting))
 
 
 def _speed_after(before: Speed, current: Round, client_id: ClientId) -> Speed:

@@ -11,9 +11,9 @@ from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from epochal.coordinator.machine.composed import Composed
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.parts.agreed_data import AgreedData
-from epochal.coordinator.machine.parts.composed import Composed
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.member_counts import Numbers
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock

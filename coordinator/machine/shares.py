@@ -14,7 +14,7 @@ a batch too. Who has waited longest comes first.
 The others, of which no result was applied, get a quarter of an equal part each, and together a quarter of the round at
 most (`state/assignment.py`).
 
-Where results are verified (`coordinator/machine/verification.py`), a proven client has at most the part of an equal
+Where results are verified (`coordinator/machine/replays/judging.py`), a proven client has at most the part of an equal
 part that it has earned, beside the one that has earned the most. Those that have earned less than half as much as that
 one get a quarter of the proven ones' batches together, so that many keys that did little weigh little.
 """

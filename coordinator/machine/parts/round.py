@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from epochal.coordinator.machine.parts.composed import Composed
+from epochal.coordinator.machine.composed import Composed
 from epochal.coordinator.machine.parts.held_results import HeldResults
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plain, removed
 from epochal.coordinator.machine.parts.planned_ahead import Ahead, EarlyCommitment

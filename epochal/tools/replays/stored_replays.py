@@ -7,7 +7,7 @@ replica on the way is recomputed from the older kept checkpoint, and compared wi
 import heapq
 from dataclasses import dataclass
 
-from epochal.coordinator.machine.parts.tolerances import distances_key, tolerance_of
+from epochal.coordinator.machine.replays.tolerances import distances_key, tolerance_of
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.backup import last_of
 from epochal.coordinator.proof.recompute import blob_of, replicas

@@ -52,7 +52,7 @@ def shortest(clients: list[tuple[int, int, int]], total: int) -> int:
     return end
 
 
-def test_client_on_probation_has_the_part_of_an_equal_one_that_it_has_earned() -> None:
+def test_client_on_probation_has_what_it_has_earned_of_an_equal_part() -> None:
     clients = [sharing(number, last=20)._replace(trusted=trusted) for number, trusted in enumerate((19, 19, 19, 10))]
     shares = shares_of(roster_of(*clients, total=80))
     assert shares[3] == 20 * 10 // 19

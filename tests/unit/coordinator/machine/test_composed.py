@@ -1,4 +1,4 @@
-"""`coordinator/machine/parts/composed.py`: a value with other parts, and which of its own it shares."""
+"""`coordinator/machine/composed.py`: a value with other parts, and which of its own it shares."""
 
 from dataclasses import replace
 

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.coordinator.machine.parts.tolerances import (
+from epochal.coordinator.machine.parts.verification import Distances
+from epochal.coordinator.machine.replays.tolerances import (
     LEAST,
     LEAST_USUAL,
     MOST,
@@ -15,7 +16,6 @@ from epochal.coordinator.machine.parts.tolerances import (
     with_calibration,
     with_passed,
 )
-from epochal.coordinator.machine.parts.verification import Distances
 from epochal.state.wire import ClientId
 
 ME, OTHER = ClientId("a" * 32), ClientId("b" * 32)

@@ -12,18 +12,15 @@ from itertools import combinations
 from typing import Literal
 
 from epochal.coordinator.machine import membership
-from epochal.coordinator.machine.instructions import Convicted, Instruction, Replayed, ReplaysDropped, VerifierTested
-from epochal.coordinator.machine.lottery import closed
+from epochal.coordinator.machine.instructions import (
+    Convicted,
+    Instruction,
+    ReplayJudged,
+    ReplaysDropped,
+    VerifierTested,
+)
 from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.run_members import RunMembers
-from epochal.coordinator.machine.parts.tolerances import (
-    MAX_PAIRS,
-    distances_key,
-    per_usual,
-    tolerance_of,
-    with_calibration,
-    with_passed,
-)
 from epochal.coordinator.machine.parts.verification import (
     MAX_FAILURES,
     MAX_KNOWN,
@@ -37,6 +34,15 @@ from epochal.coordinator.machine.parts.verification import (
     Verification,
     Verifier,
     replay_key,
+)
+from epochal.coordinator.machine.replays.lottery import closed
+from epochal.coordinator.machine.replays.tolerances import (
+    MAX_PAIRS,
+    distances_key,
+    per_usual,
+    tolerance_of,
+    with_calibration,
+    with_passed,
 )
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
@@ -57,8 +63,9 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
 
     Raises:
         Refused: `forbidden` for a verifier that lost its role, `not-now` in a run without `[verify]`, `overloaded` for
-            one verifier or pair of classes too many; of a result, `stale-round` or `not-found` if its replay is not
-            open, and `already-committed` if the verifier has reported it in this class.
+            one pair of classes too many, or if too many verifiers lost their role; of a result, `stale-round` or
+            `not-found` if its replay is not open, and `already-committed` if the verifier has reported it in this
+            class.
     """
     if run.state_file.verify is None:
         raise Refused(Refusal.NOT_NOW, "this run has no [verify]: nothing is computed again")
@@ -67,8 +74,8 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
     if verifier.is_refused:
         message = f"verifier {event.verifier} lost its role: its answer to a task with a known answer was wrong"
         raise Refused(Refusal.FORBIDDEN, message)
-    if event.verifier not in known and len(known) >= MAX_VERIFIERS:
-        raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_VERIFIERS} verifiers, as many as it may")
+    if event.verifier not in known and len(known) >= MAX_VERIFIERS and all(one.is_refused for one in known.values()):
+        raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_VERIFIERS} verifiers that lost their role")
     match event:
         case CalibrationReported():
             members = _calibrated(run.members, event.report)
@@ -97,11 +104,13 @@ def absolve(run: Run, event: ClientAbsolved) -> Run:
 
 
 def _heard(members: RunMembers, run: Run, name: str) -> RunMembers:
-    """Return the members with a verifier that was heard now."""
-    verification = members.verification
-    before = verification.verifiers.get(name, Verifier(run.progress.step))
-    after = replace(before, heard_step=run.progress.step, reports=before.reports + 1)
-    return members.verified_as(replace(verification, verifiers={**verification.verifiers, name: after}))
+    """Return the members with a verifier that was heard now, in the place of that silent for longest if need be."""
+    known = dict(members.verification.verifiers)
+    before = known.get(name, Verifier(run.progress.step))
+    if name not in known and len(known) >= MAX_VERIFIERS:
+        del known[min((one for one in known if not known[one].is_refused), key=lambda one: known[one].heard_step)]
+    known[name] = replace(before, heard_step=run.progress.step, reports=before.reports + 1)
+    return members.verified_as(replace(members.verification, verifiers=known))
 
 
 def _calibrated(members: RunMembers, report: CalibrationReport) -> RunMembers:
@@ -118,11 +127,15 @@ def _with_distances(verification: Verification, key: str, distances: Distances) 
 
 
 def _take_failure(run: Run, event: ReplayFailed) -> Handled:
-    failure, verification = event.failure, run.members.verification
+    failure, members = event.failure, _heard(run.members, run, event.verifier)
+    verification = members.verification
+    test = verification.test_of(event.verifier)
+    if test is not None and test.key == replay_key(failure.step, failure.client_id):
+        trusted = replace(verification.verifiers[event.verifier], doubt="")  # until it differs from another one again
+        verifiers = {**verification.verifiers, event.verifier: trusted}
+        return run.with_parts(members.verified_as(replace(verification, verifiers=verifiers))), ()
     task = _open(run, failure.step, failure.client_id)
     failed = replace(task, failures=(*task.failures, event.verifier))
-    members = _heard(run.members, run, event.verifier)
-    verification = members.verification
     if len(failed.failures) < MAX_FAILURES:
         return run.with_parts(members.verified_as(_with_open(verification, failed))), ()
     counts = replace(verification.counts, dropped=verification.counts.dropped + 1)
@@ -168,7 +181,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     task = replace(task, reports=(*task.reports, found))
     members = members.verified_as(_doubting(_with_open(members.verification, task), task.reports))
     verdict = _verdict(task, has_others=has_others)
-    told: tuple[Instruction, ...] = (Replayed(name, report, found.tolerance, verdict or "passed"),)
+    told: tuple[Instruction, ...] = (ReplayJudged(name, report, found.tolerance, verdict or "passed"),)
     run = run.with_parts(members)
     match verdict:
         case "passed":

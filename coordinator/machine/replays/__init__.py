@@ -1,0 +1,1 @@
+"""Results that are computed again: which are drawn, how they are judged, and what follows."""
