@@ -8,7 +8,7 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.errors import Refused
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
 from epochal.state.refusals import Refusal
-from epochal.state.wire import sha256_hex
+from epochal.state.wire import ClientId, sha256_hex
 from tests.support.data.states import state_file
 from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
 
@@ -67,14 +67,12 @@ async def test_verifier_reads_blobs_but_no_result_of_the_round_under_way() -> No
 async def test_reports_of_what_is_not_open_are_refused_and_a_calibration_counts() -> None:
     async with served(state_file(**VERIFIED)) as run:
         api = await verifier_of(run)
-        of = (1, "ab" * 16, sha256_hex(b"a result"))
-        for send in (
-            lambda: api.report_replay(ReplayReport(*of, 0.0, 1.0, 1.0, CLASS, CLASS, 5)),
-            lambda: api.report_failed_replay(ReplayFailure(1, "ab" * 16, "data", "gone")),
-        ):
-            with pytest.raises(Refused) as refused:
-                await send()
-            assert refused.value.kind in (Refusal.NOT_FOUND, Refusal.STALE_ROUND)
+        client_id, result = ClientId("ab" * 16), sha256_hex(b"a result")
+        with pytest.raises(Refused) as reported:
+            await api.report_replay(ReplayReport(1, client_id, result, 0.0, 1.0, 1.0, CLASS, CLASS, 5))
+        with pytest.raises(Refused) as failed:
+            await api.report_failed_replay(ReplayFailure(1, client_id, "data", "gone"))
+        assert {reported.value.kind, failed.value.kind} <= {Refusal.NOT_FOUND, Refusal.STALE_ROUND}
         for request in (api.renew_replay, api.give_back_replay):
             with pytest.raises(Refused) as gone:
                 await request("0" * 32)

@@ -3,10 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
+from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.files.spool_part import ReceivedBytes
 from epochal.runtime.merging.merger import Merger
@@ -24,6 +25,7 @@ from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import SimulatedRun, simulated_run, small_state
 
 MOST = 3
+T = TypeVar("T")
 
 
 @dataclass
@@ -35,31 +37,26 @@ class KeptRun:
     lacks: Sha256 | None = None
 
     @property
-    def models(self) -> Any:
+    def models(self) -> RunModels:
         return self.run.coordinator.run.models
 
     async def checkpoints(self) -> tuple[CheckpointRef, ...]:
         return tuple(self.models.checkpoints)
 
     async def outcome(self, step: int) -> Outcome:
-        return self._kept(self.models.outcomes.get(step))
+        return _kept(self.models.outcomes.get(step))
 
     async def update(self, step: int) -> UpdateRef:
-        return self._kept(self.models.updates.get(step))
+        return _kept(self.models.updates.get(step))
 
     async def manifest(self, sha256: Sha256) -> CheckpointManifest:
-        return self._kept(self.models.manifests.get(sha256))
+        return _kept(self.models.manifests.get(sha256))
 
     async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
         if sha256 == self.lacks:
             raise Refused(Refusal.NOT_FOUND, "it was deleted")
         self.fetched.append(sha256)
         file.append((await blob_bytes(self.run.coordinator.store.blobs, sha256))[file.size_bytes :])
-
-    def _kept(self, found: Any) -> Any:
-        if found is None:
-            raise Refused(Refusal.NOT_FOUND, "it is not kept")
-        return found
 
     def digest(self, step: int) -> Blake3:
         """The digest of a replica, on which the run agreed."""
@@ -74,6 +71,12 @@ class KeptRun:
     def last(self) -> int:
         """The last replica from which a round began."""
         return int(max(self.models.outcomes)) - 1
+
+
+def _kept(found: T | None) -> T:
+    if found is None:
+        raise Refused(Refusal.NOT_FOUND, "it is not kept")
+    return found
 
 
 @asynccontextmanager
