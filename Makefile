@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+unexport PYTHONDONTWRITEBYTECODE  # each worker and process of the tests would compile the modules again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick compiled test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -29,6 +30,9 @@ quick: $(STAMP)  ## while one works: lint, types of the changed modules, the uni
 	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard -- '*.py'); \
 	  test -z "$$changed" || $(BIN)/python -m mypy $$changed
 	$(BIN)/python -m pytest -q --testmon -m 'not nightly' tests/unit
+
+compiled: $(STAMP)  # what each of several workers would compile for itself at once
+	$(BIN)/python -m pytest --collect-only -q > /dev/null
 
 test: $(STAMP)  ## the tests, without those that take long
 	$(BIN)/python -m pytest -n auto -m 'not nightly'

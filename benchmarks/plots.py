@@ -1,17 +1,15 @@
 """The plots of the documentation, as SVG by matplotlib. Equal figures give equal files."""
 
+import contextlib
+import importlib.util
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from benchmarks.figures import Figure
 
-try:
-    import matplotlib as mpl
-    from matplotlib.figure import Figure as Canvas
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-except ImportError as error:
-    raise SystemExit("the benchmarks draw with matplotlib; install epochal[bench]") from error
+if importlib.util.find_spec("matplotlib") is None:
+    raise SystemExit("the benchmarks draw with matplotlib; install epochal[bench]")
 
 WIDTH_IN, ROW_IN, MARGIN_IN, LINES_HEIGHT_IN = 9.0, 0.27, 0.8, 4.0
 COLOUR = "#4472a8"
@@ -36,9 +34,7 @@ def ratio_plot(figures: Sequence[Figure]) -> str:
         if figure.ratio is not None
     ]
     places = range(len(shown))
-    with mpl.rc_context(STYLE):
-        canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(shown) + MARGIN_IN), layout="constrained")
-        axes = canvas.subplots()
+    with _canvas(ROW_IN * len(shown) + MARGIN_IN) as (canvas, axes):
         bars = axes.barh(places, [ratio - 1 for _, ratio, _ in shown], left=1, height=0.7, color=COLOUR)
         axes.bar_label(bars, [f" {ratio:,.{digits}f} × " for _, ratio, digits in shown])
         axes.set_xscale("log")
@@ -46,8 +42,8 @@ def ratio_plot(figures: Sequence[Figure]) -> str:
         axes.axvline(1, color="black", linewidth=1)
         axes.set_yticks(places, [label for label, *_ in shown])
         axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda ratio, _: f"{ratio:g} ×"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(lambda ratio, _: f"{ratio:g} ×")
+        axes.xaxis.set_minor_formatter("")
         axes.set_xlabel("measured ÷ baseline")
         return _svg(canvas)
 
@@ -56,17 +52,15 @@ def value_plot(values: Mapping[str, float], x_title: str) -> str:
     """Return a bar for each value, the largest first, on a logarithmic scale."""
     shown = sorted(values.items(), key=lambda entry: -entry[1])
     places = range(len(shown))
-    with mpl.rc_context(STYLE):
-        canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(shown) + MARGIN_IN), layout="constrained")
-        axes = canvas.subplots()
+    with _canvas(ROW_IN * len(shown) + MARGIN_IN) as (canvas, axes):
         bars = axes.barh(places, [value for _, value in shown], height=0.7, color=COLOUR)
         axes.bar_label(bars, [f" {value:.4g}" for _, value in shown])
         axes.set_xscale("log")
         axes.margins(x=0.15)
         axes.set_yticks(places, [name for name, _ in shown])
         axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.xaxis.set_minor_formatter("")
         axes.set_xlabel(x_title)
         return _svg(canvas)
 
@@ -78,20 +72,18 @@ def line_plot(
     y_axis: Literal["fitted", "from zero", "logarithmic"] = "fitted",
 ) -> str:
     """Return a line for each name; x is logarithmic."""
-    with mpl.rc_context(STYLE):
-        canvas = Canvas(figsize=(WIDTH_IN, LINES_HEIGHT_IN), layout="constrained")
-        axes = canvas.subplots()
+    with _canvas(LINES_HEIGHT_IN) as (canvas, axes):
         for name, points in lines.items():
             axes.plot([x for x, _ in points], [y for _, y in points], marker="o", markersize=3, label=name)
         axes.set_xscale("log", base=2)
         if y_axis == "logarithmic":
             axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+            axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
         elif y_axis == "from zero":
             axes.set_ylim(bottom=0)
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.xaxis.set_minor_formatter("")
         axes.set_xticks(sorted({x for line in lines.values() for x, _ in line}))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axes.grid(axis="y", color="#dddddd")
         axes.set_xlabel(x_title)
         axes.set_ylabel(y_title)
@@ -101,9 +93,7 @@ def line_plot(
 
 def band_plot(lines: Mapping[str, Band], x_title: str, y_title: str) -> str:
     """Return a line of means for each name, with a band from the lowest to the highest value."""
-    with mpl.rc_context(STYLE):
-        canvas = Canvas(figsize=(WIDTH_IN, LINES_HEIGHT_IN), layout="constrained")
-        axes = canvas.subplots()
+    with _canvas(LINES_HEIGHT_IN) as (canvas, axes):
         for name, points in lines.items():
             x, low, mean, high = zip(*points, strict=True)
             (line,) = axes.plot(x, mean, marker="o", markersize=3, label=name)
@@ -117,9 +107,7 @@ def band_plot(lines: Mapping[str, Band], x_title: str, y_title: str) -> str:
 
 def spread_plot(groups: Mapping[str, Sequence[float]], x_title: str) -> str:
     """Return a row of points for each name, one for each value, around 1."""
-    with mpl.rc_context(STYLE):
-        canvas = Canvas(figsize=(WIDTH_IN, ROW_IN * len(groups) + MARGIN_IN), layout="constrained")
-        axes = canvas.subplots()
+    with _canvas(ROW_IN * len(groups) + MARGIN_IN) as (canvas, axes):
         for place, values in enumerate(groups.values()):
             axes.plot(values, [place] * len(values), "o", markersize=5, color=COLOUR, alpha=0.6)
         axes.axvline(1, color="black", linewidth=1)
@@ -131,7 +119,18 @@ def spread_plot(groups: Mapping[str, Sequence[float]], x_title: str) -> str:
         return _svg(canvas)
 
 
-def _svg(canvas: Canvas) -> str:
+@contextlib.contextmanager
+def _canvas(height_in: float) -> Iterator[tuple[Any, Any]]:
+    """Yield an empty figure and its axes; matplotlib, which takes a second to import, is imported here."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure as Canvas
+
+    with mpl.rc_context(STYLE):
+        canvas = Canvas(figsize=(WIDTH_IN, height_in), layout="constrained")
+        yield canvas, canvas.subplots()
+
+
+def _svg(canvas: Any) -> str:
     text = io.StringIO()
     canvas.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"

@@ -19,6 +19,7 @@ from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.uploads import Uploads
+from epochal.coordinator.insight.contributions import receipt_of
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
@@ -36,6 +37,7 @@ from epochal.state.errors import Refused
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
 from epochal.state.messages.evaluation_reports import EvaluationReport
+from epochal.state.messages.receipts import Receipt, ReceiptRequest
 from epochal.state.messages.replay_messages import ReplayFailure, ReplayReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
@@ -249,6 +251,17 @@ class Handlers:
                 f"{KEY_FREE_AFTER_S:g} s ago; end that one, or give this one a key of its own (--key FILE --new-key)",
                 retry_after_s=free_in_s,
             )
+
+    def receipt(self, request: ReceiptRequest) -> Receipt:
+        """Return a signed receipt of what a key's owner, a member or a former one, has contributed.
+
+        Raises:
+            Refused: `nonce-invalid`, `unauthorized`, `not-found` if nothing is known of the key; `overloaded` while the
+                history is read.
+        """
+        now_s = self.service.now_s()
+        self.nonces.check_receipt(request, now_s)
+        return self.tokens.signed(receipt_of(self.service.run, self.insight.projection, request.public_key, now_s))
 
     def renew(self, client_id: ClientId) -> messages.Session:
         """Return a fresh token and data ticket for a member's present session."""

@@ -37,6 +37,7 @@ from epochal.state.messages.blob_messages import (
 )
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationHistory, EvaluationReport
+from epochal.state.messages.receipts import Receipt, ReceiptRequest
 from epochal.state.messages.replay_messages import (
     CalibrationReport,
     LeasedReplay,
@@ -178,6 +179,10 @@ class CoordinatorClient:
 
     async def join(self, request: JoinRequest) -> Session:
         return await self._fetch(Session, "POST", "/clients", message=request)
+
+    async def receipt(self, request: ReceiptRequest) -> Receipt:
+        """Return the receipt of a key. Raise `Refused`: `not-found` if nothing is known of it; its signature counts."""
+        return await self._fetch(Receipt, "POST", "/clients/receipt", message=request)
 
     async def renew(self) -> Session:
         return await self._fetch(Session, "POST", "/clients/me/token")

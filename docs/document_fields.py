@@ -38,7 +38,7 @@ OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "Results
 """Documents with their own parser."""
 FOR_OPERATORS = frozenset(
     {
-        *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData"),
+        *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData", "VerifierToken"),
         *(
             "KeptCheckpoints",
             "LeasedCheck",
@@ -134,6 +134,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     Rule.SHOWN: (
         "*.run_id",
         "RunDocument.lineage",
+        "Receipt.lineage",
+        "Receipt.signature",
         "RunDocument.reason",
         "RunDocument.data_fingerprint",
         "Standing.result_rejected",
@@ -147,6 +149,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "StateFile.blobs.store.*",
     ),
     Rule.COMPARED: (
+        "Receipt.*s",
+        "Receipt.*step",
         "Outcome.step",
         "Outcome.attempt",
         "Outcome.entries[].assignment[].*",

@@ -19,8 +19,8 @@ import numpy as np
 from epochal.state.codecs.clipping import encoded_parts
 from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named, find_codec
-from epochal.state.computed_class import UNKNOWN_CLASS, is_computed_class
 from epochal.state.errors import InvalidResult
+from epochal.state.model.computed_class import UNKNOWN_CLASS, is_computed_class
 from epochal.state.model.tensors import (
     BYTES_TYPE,
     FLOAT32_TYPE,
@@ -62,7 +62,7 @@ class ResultHeader:
         codec: name of the codec (`state/codecs/codecs_by_name.py`).
         start: digest of the client's own result of the step before, 64 hex characters, if it trained from the outer
             step that this result alone makes of the replica (`merge.delay`); "" if it trained from the replica itself.
-        computed: how the client says that it was computed (`state/computed_class.py`).
+        computed: how the client says that it was computed (`state/model/computed_class.py`).
     """
 
     run_id: str

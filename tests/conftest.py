@@ -14,7 +14,7 @@ from tests.support.dealing import UnitScheduling, file_of, longest_first, noted_
 from tests.support.heavy import without
 
 settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
-settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=30)
+settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=20)
 settings.register_profile(
     "mutation",
     settings.get_profile("epochal"),

@@ -76,7 +76,7 @@ class Learner(Protocol):
 
     @property
     def computed(self) -> str:
-        """Precision and device with which it computes (`state/computed_class.py`)."""
+        """Precision and device with which it computes (`state/model/computed_class.py`)."""
         ...
 
     @property

@@ -7,8 +7,8 @@ import numpy as np
 from epochal.batching.micro_batches import micro_batches
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
-from epochal.state.computed_class import FLOAT32_CPU
 from epochal.state.errors import InvalidInput
+from epochal.state.model.computed_class import FLOAT32_CPU
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import Learner, Model, Shapes
 from epochal.trainers.protocol import TrainedRound

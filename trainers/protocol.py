@@ -90,7 +90,7 @@ class Trainer(Protocol):
 
     @property
     def computed(self) -> str:
-        """How the last `train` was computed, or the next will be: precision and device (`state/computed_class.py`)."""
+        """Precision and device of the last `train`, or the next one (`state/model/computed_class.py`)."""
         ...
 
     async def initial_parameters(self, seed: bytes) -> Tensors:

@@ -19,6 +19,7 @@ from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
 from epochal.runtime.metrics.metrics_registry import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.requests import RunStatus
+from epochal.state.messages.verification_views import VerificationView
 from epochal.state.phase_names import RunState
 
 MAX_EVALUATION_NAMES = 16
@@ -36,6 +37,12 @@ class _Seen:
     viewers: Viewers
 
 
+def _verified(seen: _Seen) -> VerificationView:
+    """Return the verification of results; one without any where the run has none."""
+    return seen.status.verification or _NOT_VERIFIED
+
+
+_NOT_VERIFIED = VerificationView(None, 0, 0, 0, 0, 0, 0, 0, 0, None, (), ())
 _Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
 _GAUGES: _Rows = (
     ("run_document_version", "Version of the published run document.", lambda seen: seen.status.version),
@@ -49,6 +56,8 @@ _GAUGES: _Rows = (
     ("run_carried_batches", "Batches that wait for another attempt.", lambda seen: seen.status.carried_batches),
     ("run_waiting_batches", "Batches that failed and wait for an attempt.", lambda seen: seen.status.waiting_batches),
     ("run_quarantined_batches", "Batches that left the run.", lambda seen: seen.status.quarantined_batches),
+    ("run_replays_open", "Results that are to be computed again.", lambda seen: _verified(seen).open),
+    ("run_verifiers", "Verifiers that have reported in the last rounds.", lambda seen: _verified(seen).verifiers),
     ("coordinator_journal_bytes", "Size of the journal in bytes.", lambda seen: seen.status.journal_bytes),
     (
         "coordinator_ticking",
@@ -87,6 +96,10 @@ _GAUGES: _Rows = (
 )
 _COUNTERS: _Rows = (
     ("run_tokens_applied", "Tokens applied since step 1.", lambda seen: seen.status.tokens_applied),
+    ("run_replays_drawn", "Results that were drawn to be computed again.", lambda seen: _verified(seen).drawn),
+    ("run_replays_passed", "Results that passed.", lambda seen: _verified(seen).passed),
+    ("run_replays_dropped", "Results that nobody computed again in time.", lambda seen: _verified(seen).dropped),
+    ("run_members_convicted", "Members that were convicted.", lambda seen: _verified(seen).convicted),
     (
         "coordinator_viewer_frames",
         "Frames of events that were made, each once for all viewers.",

@@ -10,6 +10,7 @@ from epochal.coordinator.api.viewer_access import ViewerAccess, viewer_router
 from epochal.coordinator.insight.member_views import MemberViews
 from epochal.runtime.http.bodies import document_response
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
+from epochal.state.messages.verification_views import VerificationView
 
 
 def member_routes(access: ViewerAccess, members: MemberViews) -> APIRouter:
@@ -32,5 +33,9 @@ def member_routes(access: ViewerAccess, members: MemberViews) -> APIRouter:
     )
     async def one_member(client_id: str) -> Response:
         return document_response(members.detail(client_id), "no-cache")
+
+    @router.get(f"{RUN}/verification", summary="How members' results are verified", response_model=VerificationView)
+    async def verification() -> Response:
+        return document_response(members.verification(), "no-cache")
 
     return router

@@ -13,6 +13,7 @@ from epochal.runtime.http.bodies import document_response, read_message, read_sh
 from epochal.runtime.http.openapi import BYTES, DescribedRoute, takes
 from epochal.state.messages import requests as messages
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, parse_delivery
+from epochal.state.messages.receipts import Receipt, ReceiptRequest
 from epochal.state.messages.requests import Challenge, ChallengeRequest, JoinRequest, Session, Standing
 
 REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
@@ -49,6 +50,19 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
         hosts.check(joining.host, reached_at)
         address = None if request.client is None else sender_of(request.client.host)
         return document_response(await handlers.join(joining, address))
+
+    @router.post(
+        f"{clients}/receipt",
+        summary="A signed receipt of what a key has contributed",
+        response_model=Receipt,
+        openapi_extra=takes(body=ReceiptRequest),
+    )
+    async def receipt(run_id: str, request: Request) -> Response:
+        handlers.check_run(run_id)
+        asked = await read_message(request, ReceiptRequest)
+        reached_at, _ = request.scope.get("server") or (None, None)
+        hosts.check(asked.host, reached_at)
+        return document_response(handlers.receipt(asked), "no-store")
 
     @router.get(
         f"{clients}/me", summary="Which of my messages have arrived", response_model=Standing, dependencies=[MEMBER]

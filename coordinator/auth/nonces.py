@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.state.errors import Refused
+from epochal.state.messages.receipts import ReceiptRequest, receipt_message
 from epochal.state.messages.requests import JoinRequest, join_message
 from epochal.state.refusals import Refusal
 
@@ -47,10 +48,18 @@ class JoinNonces:
         Raises:
             Refused: `nonce-invalid` (expired, or not of this coordinator, key and run), or `unauthorized` (signature).
         """
+        message = join_message(self._run_id, request.nonce, request.public_key, self.coordinator_key, request.host)
+        return self._check(request, message, now_s)
+
+    def check_receipt(self, request: ReceiptRequest, now_s: float) -> None:
+        """Raise as `check_join` unless a key's owner asks for its receipt."""
+        message = receipt_message(self._run_id, request.nonce, request.public_key, self.coordinator_key, request.host)
+        self._check(request, message, now_s)
+
+    def _check(self, request: JoinRequest | ReceiptRequest, message: bytes, now_s: float) -> float:
         expires_ms = self._checked_expiry(request.nonce, request.public_key)
         if expires_ms / 1000 < now_s:
             raise Refused(Refusal.NONCE_INVALID, "the nonce has expired; ask for another challenge")
-        message = join_message(self._run_id, request.nonce, request.public_key, self.coordinator_key, request.host)
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(request.public_key))
             key.verify(bytes.fromhex(request.signature), message)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from epochal.state.signed_documents import signed_bytes
+from epochal.state.messages.signed_documents import signed_bytes
 
 ALGORITHM = "EdDSA"
 """RFC 8037."""

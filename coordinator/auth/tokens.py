@@ -6,6 +6,7 @@ A bounded number of checked tokens is cached.
 import secrets
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeVar
 
 import jwt
 
@@ -14,6 +15,8 @@ from epochal.state.errors import Refused
 from epochal.state.messages.requests import DATA_TICKET_AUDIENCE, SESSION_AUDIENCE
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, sha256_hex
+
+D = TypeVar("D")
 
 SESSION_LIFETIME_S = 3600.0
 DATA_SERVER_AUDIENCE = "epochal-data-server"
@@ -53,6 +56,10 @@ class SessionTokens:
         self._run_id = run_id
         self._checked = lru_cache(MAX_CACHED_TOKENS)(self._verified)
         self._holders = lru_cache(MAX_CACHED_TOKENS)(self._found_holder)
+
+    def signed(self, document: D) -> D:
+        """Return a document (a dataclass with a `signature`) signed with the coordinator's key."""
+        return self._key.signed(document)
 
     def session_token(self, client_id: ClientId, session: int, now_s: float) -> str:
         """Return a signed token for the client's requests, valid for `SESSION_LIFETIME_S`."""

@@ -20,12 +20,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
+from itertools import islice
 
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_slices import AddedResult, SharedSlice, SharedSum
 from epochal.coordinator.blobs.slice_probe import Probe
 from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.round import Round
+from epochal.coordinator.machine.replays.lottery import exams_of
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
@@ -164,7 +166,7 @@ class UpdateMaker:
             self._sum = await self._new_sum(number.step, number.attempt)
             self._sum.most = _most_batches(state, current)
         total = self._sum
-        found = next(iter(shared(current.results.norms).from_place(len(total.added))), None)
+        found = next_to_add(run, current, len(total.added))
         if found is None or total.most is None:
             return False
         client_id, norm = found
@@ -324,6 +326,16 @@ def _next_without_update(run: Run, checkpoint: CheckpointRef) -> Outcome | None:
     """Return the oldest outcome after the newest checkpoint that has no update; None if each has one."""
     steps = sorted(step for step in run.models.outcomes if step > checkpoint.step and step not in run.models.updates)
     return run.models.outcomes[steps[0]] if steps else None
+
+
+def next_to_add(run: Run, current: Round, count: int) -> tuple[ClientId, float] | None:
+    """Return client and length of the verified result that follows the first so many; exams are left out of a sum."""
+    norms = shared(current.results.norms)
+    if run.state_file.verify is not None:
+        exams = exams_of(run.state_file, run.members, current, current.tasks.with_work())
+        if exams:
+            return next(islice((one for one in norms.pairs() if one[0] not in exams), count, None), None)
+    return next(iter(norms.from_place(count)), None)
 
 
 def _most_batches(state: StateFile, current: Round) -> Fraction:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 
 from epochal.coordinator.machine.instructions import CheckpointRefused, EndedRound, MembershipChanged
 from epochal.coordinator.machine.parts.persistent_map import plain
-from epochal.state.documents import Count
+from epochal.state.documents import Count, Outcome
+from epochal.state.intervals import total_batches
 from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, RoundDetail
 from epochal.state.messages.member_rows import MAX_REFUSALS_TOLD, RefusalCount, RefusalTold
+from epochal.state.weights import number_of
 from epochal.state.wire import ClientId
 from epochal.state.wire_document import WireDocument
 
@@ -32,6 +34,9 @@ class KnownMember(WireDocument):
         refusals: of its results, checkpoints and rounds, by kind.
         last_refusals: the last of them, at most `MAX_REFUSALS_TOLD`, the latest last.
         last_loss: of its last result in a round that was applied, since it is a member.
+        batches: of its applied results.
+        weighed_tokens: tokens of its applied results, each times the factor with which it counted.
+        first_step, last_step: of its first and last applied result; None before one.
     """
 
     client_id: ClientId
@@ -51,6 +56,10 @@ class KnownMember(WireDocument):
     refusals: dict[str, int] = field(default_factory=dict)
     last_refusals: tuple[RefusalTold, ...] = ()
     last_loss: float | None = None
+    batches: Count = 0
+    weighed_tokens: float = 0.0
+    first_step: Count | None = None
+    last_step: Count | None = None
 
 
 class MemberBook:
@@ -113,6 +122,15 @@ class MemberBook:
                 words = report.message[:MAX_DETAIL_CHARS]
                 self._refuse(known, RefusalTold(report.kind, words, row.step, row.ended_s))
         self._forget()
+
+    def credit(self, outcome: Outcome, tokens_per_batch: int) -> None:
+        """Take in the results of an outcome, for as much as they count."""
+        for entry in outcome.entries:
+            known, batches = self._of(ClientId(entry.client_id)), total_batches(entry.assignment)
+            known.batches += batches
+            known.weighed_tokens += batches * tokens_per_batch * number_of(entry.factor)
+            known.first_step = outcome.step if known.first_step is None else known.first_step
+            known.last_step = outcome.step
 
     def take_metrics(self, ended: EndedRound) -> None:
         """Take in the figures that the members reported with their results of an applied round."""

@@ -13,6 +13,7 @@ from epochal.coordinator.insight.history_views import EncodedPage, encoded_page
 from epochal.coordinator.insight.member_book import counts_of
 from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.read_side import ReadSide
+from epochal.coordinator.insight.verification_view import verification_of
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused
@@ -24,6 +25,7 @@ from epochal.state.messages.member_rows import (
     MemberRound,
     MembersPage,
 )
+from epochal.state.messages.verification_views import VerificationView
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, canonical_json
 
@@ -109,6 +111,10 @@ class MemberViews:
         made, cost_s = await self._worker.run(work)
         self._of, self._made_s, self._cost_s = run, time.monotonic(), cost_s
         return made
+
+    def verification(self) -> VerificationView:
+        """Return the verification of the members' results."""
+        return verification_of(self._insight.run)
 
     def detail(self, client_id: str) -> MemberDetail:
         """Return one member, present or former.

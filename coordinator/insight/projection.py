@@ -29,6 +29,7 @@ from epochal.coordinator.machine.instructions import (
     TimesTold,
 )
 from epochal.coordinator.machine.stimuli import AuditReported, EvaluationReported, NoticeRaised, NoticeSettled
+from epochal.coordinator.proof.ledger import REPLICA_CHAIN_START, with_outcome
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -36,7 +37,7 @@ from epochal.state.messages.history_rows import RoundColumns, RoundDetail, Round
 from epochal.state.messages.notices import Notice
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.shown.operator_actions import OperatorAction
-from epochal.state.wire import ClientId, canonical_json, parse_document
+from epochal.state.wire import ClientId, Sha256, canonical_json, parse_document
 from epochal.state.wire_document import WireDocument
 
 MAX_ROWS = 16_384
@@ -70,6 +71,8 @@ class _Encoded(WireDocument):
     evaluations: tuple[Evaluation, ...] = ()
     audits: tuple[RecordedAudit, ...] = ()
     notices: tuple[Notice, ...] = ()
+    outcome_chain: Sha256 = REPLICA_CHAIN_START
+    outcome_step: int = 0
 
 
 class _KeptDetail:
@@ -119,6 +122,8 @@ class Projection:
         evaluations: those that were reported last, in their order; under one name a replica has one.
         audits: those that were reported last, in their order.
         notices: the newest notice of each kind.
+        outcome_chain: hash over all outcomes with their replicas: the `replica_chain` of an audit.
+        outcome_step: step of the last of them; 0 before one.
     """
 
     def __init__(self) -> None:
@@ -128,6 +133,8 @@ class Projection:
         self.evaluations: tuple[Evaluation, ...] = ()
         self.audits: tuple[RecordedAudit, ...] = ()
         self.notices = NoticeBook()
+        self.outcome_chain = REPLICA_CHAIN_START
+        self.outcome_step = 0
         self._kept: deque[_KeptDetail] = deque()
         self._detailed_clients = 0
 
@@ -229,6 +236,9 @@ class Projection:
         self.book.end_round(detail, decided.ended)
         if decided.outcome is not None:
             self.book.take_metrics(decided.ended)
+            self.book.credit(decided.outcome, decided.ended.tokens_per_batch)
+            self.outcome_chain = with_outcome(self.outcome_chain, decided.outcome)
+            self.outcome_step = decided.outcome.step
         self.rows.append(detail.figures)
         if len(self.rows) > MAX_ROWS:
             self.rows = _halved(self.rows, MAX_ROWS // 2)
@@ -282,6 +292,8 @@ class Projection:
             self.evaluations,
             self.audits,
             self.notices.notices(),
+            self.outcome_chain,
+            self.outcome_step,
         )
         return base64.b64encode(zlib.compress(canonical_json(kept))).decode()
 
@@ -303,6 +315,7 @@ class Projection:
             found.book = MemberBook(read.members)
             found.actions.extend(read.actions)
             found.evaluations, found.audits, found.notices = read.evaluations, read.audits, NoticeBook(read.notices)
+            found.outcome_chain, found.outcome_step = read.outcome_chain, read.outcome_step
         except (binascii.Error, zlib.error, InvalidDocument, ValueError) as error:
             raise StoreFailed(f"a kept history cannot be read: {error}") from error
         for detail in read.details:

@@ -6,6 +6,7 @@ from itertools import islice
 
 from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.insight.verification_view import verification_of
 from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine.datasets import datasets_of, decided_by
 from epochal.coordinator.machine.parts.run_work import Suspect
@@ -105,6 +106,7 @@ def status_of(
         finish_after=run.progress.finish_after,
         waiting=waiting_words(situation_of(run, coordinator.problem)),
         explanation=explanation,
+        verification=None if run.state_file.verify is None else verification_of(run),
     )
 
 

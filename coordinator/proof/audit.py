@@ -4,7 +4,7 @@ The audit does not trust the coordinator: it replays every stimulus of the journ
 counts the applied batches itself, and reads every blob that the run relies on. Where a journal was compacted, it goes
 on from the proof, which must balance, join the journal, and be the one that the journal names. With `recompute` it also
 applies the kept results to the older kept checkpoint, and compares each replica's digest with the one that a quorum
-attested. A publication (`coordinator/proof/publication.py`) is compared with its signed manifest; the coordinator's
+attested. A publication (`coordinator/proof/publishing.py`) is compared with its signed manifest; the coordinator's
 private key, which every other store holds, is not in it.
 """
 
@@ -22,7 +22,7 @@ from epochal.coordinator.proof.counted_replay import REPLAYING, replay_records
 from epochal.coordinator.proof.journal_proof import is_named_by, join_problems, named, parse_proof
 from epochal.coordinator.proof.kept_blobs import wrong_blobs
 from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
-from epochal.coordinator.proof.publication import check_publication
+from epochal.coordinator.proof.publishing import check_publication
 from epochal.coordinator.proof.recompute import Recomputed, recompute
 from epochal.coordinator.store.files.folder import FolderPlace
 from epochal.coordinator.store.open import open_store_reader

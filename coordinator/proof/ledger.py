@@ -28,6 +28,12 @@ def _link(chain: Sha256, number: int, *digests: bytes) -> Sha256:
     return Sha256(hashlib.sha256(parts).hexdigest())
 
 
+def with_outcome(chain: Sha256, outcome: Outcome) -> Sha256:
+    """Return the chain of the replicas with one more outcome."""
+    digests = (bytes.fromhex(outcome.replica_digest), bytes.fromhex(document_digest(outcome)))
+    return _link(chain, outcome.step, *digests)
+
+
 @dataclass
 class Ledger:
     """Counts of a journal, from its first record on.
@@ -76,8 +82,7 @@ class Ledger:
             self.applied += batches
             self.applied_count += total_batches(batches)
             self.rounds, self.last_step = self.rounds + 1, outcome.step
-            digests = (bytes.fromhex(outcome.replica_digest), bytes.fromhex(document_digest(outcome)))
-            self.replica_chain = _link(self.replica_chain, outcome.step, *digests)
+            self.replica_chain = with_outcome(self.replica_chain, outcome)
         return outcomes
 
     def settle(self) -> tuple[BatchId, ...]:

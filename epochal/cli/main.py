@@ -122,6 +122,10 @@ KEY_COMMANDS = {
         "Forget the keys of the coordinators at an address, so that the next join there takes the one that it is shown."
     ),
 }
+RECEIPT_COMMANDS = {
+    "show.receipt:get": "Get a receipt of what a key has contributed to a run, signed by the coordinator.",
+    "show.receipt:check": "Check a receipt, without the coordinator (exit code 1 if it is not what it says).",
+}
 ACCESS_COMMANDS = {
     "operate.access:add": "Let the owners of public keys join a run that asks for known keys, without a restart.",
     "operate.access:remove": "Keep the owners of public keys out; those who are members leave.",
@@ -158,6 +162,7 @@ app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches t
 app.add_typer(
     lazy_app(KEY_COMMANDS, help="Make and show a client's key, and forget coordinators that it knows."), name="key"
 )
+app.add_typer(lazy_app(RECEIPT_COMMANDS, help="Get and check signed receipts of members' work."), name="receipt")
 app.add_typer(lazy_app(ACCESS_COMMANDS, help="Say whose keys may join a run (admin token)."), name="access")
 app.add_typer(lazy_app(SERVICE_COMMANDS, help="Run a client as a service of this machine's user."), name="service")
 app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")

@@ -25,6 +25,8 @@ CURVE_WIDTH = 60
 MAX_SHOWN_MEMBERS = 12
 MAX_SHOWN_FAILURES = 3
 MAX_SHOWN_EVALUATIONS = 8
+MAX_SHOWN_SENTENCES = 8
+"""Maximum number of sentences on the verification of results."""
 EVALUATION_CURVE_WIDTH = 20
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
@@ -92,6 +94,10 @@ def status_parts(
     yield from rounds
     if status.members:
         yield _members(status.members, status.member_count, most_members)
+    if status.verification is not None:
+        for number, sentence in enumerate(status.verification.sentences[:MAX_SHOWN_SENTENCES]):
+            is_bad = status.verification.convicted or (not number and not status.verification.verifiers)
+            yield Text(visible(sentence), style="bold yellow" if is_bad and not number else "dim")
     if len(status.datasets) > 1:
         yield Text(_different_data(status), style="bold yellow")
     yield from _failed_data(status)

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from epochal.state.computed_class import COMPUTED_PATTERN
 from epochal.state.documents import Count, HexBlake3, HexId, HexSha256
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import Lease
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.model.computed_class import COMPUTED_PATTERN
 from epochal.state.wire_document import WireDocument
 
 MAX_DISTANCES = 64
@@ -60,7 +60,7 @@ class LeasedReplay(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport(WireDocument):
-    """How far a result is from its replay (`state/replay_distance.py`).
+    """How far a result is from its replay (`state/replays/replay_distance.py`).
 
     Attributes:
         step, client_id, result_sha256: of the result.

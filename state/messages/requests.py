@@ -19,6 +19,7 @@ from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.round_times import ResultMetrics as ResultMetrics
 from epochal.state.messages.round_times import TimesReport as TimesReport
+from epochal.state.messages.verification_views import VerificationView
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument
@@ -330,6 +331,7 @@ class RunStatus(WireDocument):
         finish_after: the step after which that command ends the run; None without one.
         waiting: says what the run waits for, as "waits for …".
         explanation: says why the run is not faster; "" before that is known. Both may quote other machines' words.
+        verification: of members' results; None where the state file has no `[verify]`.
     """
 
     run_id: str
@@ -369,6 +371,7 @@ class RunStatus(WireDocument):
     finish_after: Count | None = None
     waiting: str = ""
     explanation: str = ""
+    verification: VerificationView | None = None
 
 
 def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str, host: str) -> bytes:
@@ -376,5 +379,9 @@ def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str,
 
     A length is that of the UTF-8 bytes, in 4 bytes, big-endian.
     """
-    parts = [part.encode() for part in ("epochal/join/v1", run_id, nonce, public_key, coordinator_key, host)]
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return signed_parts("epochal/join/v1", run_id, nonce, public_key, coordinator_key, host)
+
+
+def signed_parts(*texts: str) -> bytes:
+    """Return texts as bytes, each after its length."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (text.encode() for text in texts))

@@ -52,7 +52,7 @@ async def in_both_schemes(page: "Page") -> list[str]:
     return found
 
 
-@thinned("place", PARTS)
+@thinned("place", PARTS, kept=1)
 async def test_part_breaks_no_rule_in_light_or_dark(browser: "Browser", run: ShownRun, place: str) -> None:
     async with opened(browser) as (page, complaints):
         await run.open(page, f"member/{run.clients[0].client_id}" if place == "member" else place)

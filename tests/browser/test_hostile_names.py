@@ -17,6 +17,7 @@ from tests.support.data import hostile_texts
 from tests.support.data.hostile_texts import TEXTS, assert_only_text
 from tests.support.drive.served import WireClient
 from tests.support.drive.shown_run import ShownRun, shown_run
+from tests.support.thinned import thinned
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -65,7 +66,7 @@ async def check(page: "Page", run: ShownRun, requests: Requests) -> None:
     await assert_only_text(page, urlsplit(run.url).netloc, requests.hosts)
 
 
-@pytest.mark.parametrize("size", ["phone", "laptop"])
+@thinned("size", ["phone", "laptop"], kept=1)
 async def test_hostile_names_in_the_table_are_text(browser: "Browser", run: ShownRun, size: str) -> None:
     async with opened(browser, size) as (page, complaints):
         requests = Requests(page)

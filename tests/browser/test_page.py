@@ -188,7 +188,7 @@ async def test_unknown_panel_is_named_as_text(browser: "Browser", watched: Watch
         assert complaints.unexpected == []
 
 
-@pytest.mark.parametrize("rule", ["members", "admin"])
+@thinned("rule", ["admin", "members"], kept=1)
 async def test_whole_page_works_with_the_token_that_opens_it(browser: "Browser", tmp_path: Path, rule: str) -> None:
     async with shown_run(tmp_path, rounds=2, access__dashboard=rule) as run, opened(browser) as (page, complaints):
         complaints.expected = ["401"]

@@ -70,6 +70,7 @@ async def test_start_without_the_newest_segment_is_refused_and_names_it(tmp_path
         (await run.command("audit", str(run.run_dir))).expect(1, f"lacks segment {newest}")
 
 
+@pytest.mark.nightly
 async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **SHORT_EPOCHS) as run:
         await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)

@@ -62,7 +62,18 @@ def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--no-compile",
+    ]
     subprocess.run([*pip, str(wheel.filename)], check=True, capture_output=True, timeout=BOUND_S)
     (packages,) = folder.glob("lib/python*/site-packages")
     needed = [place for place in sys.path if place.endswith("site-packages")]
@@ -99,6 +110,7 @@ def test_installed_names_are_those_of_the_wheel_and_hidden_by_no_file(installed:
     run_in(own_folder, installed, "-c", EVERY_NAME)
 
 
+@pytest.mark.nightly  # a notebook's run is of the same files and processes
 def test_installed_demo_runs_beside_files_of_the_same_names(installed: Path, own_folder: Path) -> None:
     options = ("--rounds", "2", "--clients", "2", "--trainer", "null", "--no-chaos", "--run-dir", "demo")
     run_in(own_folder, installed, "-m", "epochal", "up", *options)

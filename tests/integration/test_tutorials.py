@@ -127,6 +127,7 @@ async def test_fine_tuning_does_what_the_page_says(tmp_path: Path) -> None:
     assert (tmp_path / "A" / "answers" / "model.safetensors").exists()
 
 
+@pytest.mark.nightly
 async def test_joining_does_what_the_page_says(tmp_path: Path) -> None:
     printed = await executed(JOIN, tmp_path, {})
     assert "admits 1 client, until" in printed

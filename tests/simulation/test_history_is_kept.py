@@ -15,11 +15,12 @@ from tests.support.simulate.simulated_run import BOUND_S, repeatedly, simulated_
 from tests.support.simulate.virtual_time import in_virtual_time
 from tests.support.thinned import thinned
 
+STEPS = 24
 SHORT_EPOCHS = {
     "config__epoch_time": 2,
     "config__warmup_time": 1.5,
     "config__max_round_train_time": 1.5,
-    "config__total_steps": 40,
+    "config__total_steps": STEPS,
 }
 
 
@@ -69,7 +70,7 @@ async def test_history_kept_by_coordinators_is_that_of_the_journal(
         async with asyncio.timeout(BOUND_S):
             await kept.is_read.wait()
         found = content(kept.history)
-        assert kept.history.next >= 40
+        assert kept.history.next >= STEPS
         assert run.coordinator.starts > 2
         assert journal.dropped
         told = [client for detail in kept.history.details for client in detail.clients if client.upload_s is not None]

@@ -20,7 +20,7 @@ SHORT_EPOCHS = {
     "config__epoch_time": 2,
     "config__warmup_time": 1.5,
     "config__max_round_train_time": 1.5,
-    "config__total_steps": 40,
+    "config__total_steps": 24,
 }
 
 
@@ -68,7 +68,7 @@ async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(
 
 @in_virtual_time
 async def test_journal_is_compacted_within_an_epoch_that_makes_checkpoints() -> None:
-    state = compact_state(**(SHORT_EPOCHS | {"config__epoch_time": 10_000, "config__checkpoint_every": 5}))
+    state = compact_state(**(SHORT_EPOCHS | {"config__epoch_time": 10_000, "config__checkpoint_every": 3}))
     async with simulated_run(state, 1, SlowlyCompacted) as run:
         journal = run.coordinator.journal
         await run.play(*(ClientSpec(),) * 3)

@@ -97,10 +97,10 @@ async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weath
     assert len({end.replica_digest for end in ends if end.step == last}) == 1
 
 
-@thinned("seed", range(6), kept=1)
+@thinned(("seed", "steps"), [(0, FEW_STEPS), *((seed, TOTAL_STEPS) for seed in range(6))], kept=1)
 @in_virtual_time
-async def test_run_under_everything_at_once_is_finished_and_proved(seed: int) -> None:
-    async with simulated_run(small_state(batches=20), seed) as run:
+async def test_run_under_everything_at_once_is_finished_and_proved(seed: int, steps: int) -> None:
+    async with simulated_run(small_state(batches=20, config__total_steps=steps), seed) as run:
         await weather_the_storm(run, lasting=10, passing=6)
         await prove(run)
         assert run.coordinator.starts > 1

@@ -35,16 +35,20 @@ VAGUE_FIRST_WORDS = ("What", "Nothing", "Whoever")
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
+def paths(*folders: str) -> list[Path]:
+    """Return the modules below the folders."""
+    return sorted(path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
 @cache
-def modules(*folders: str) -> dict[Path, ast.Module]:
-    """Return the parsed modules below the folders, by path."""
-    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return {path.relative_to(ROOT): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+def modules() -> dict[Path, ast.Module]:
+    """Return the parsed modules of the product, by path."""
+    return {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in paths(*PACKAGES)}
 
 
 @pytest.mark.filterwarnings("default:.*one subject")
 def test_modules_stay_within_their_size() -> None:
-    sizes = {path: (ROOT / path).read_text(encoding="utf-8").count("\n") for path in modules(*PACKAGES)}
+    sizes = {path: (ROOT / path).read_text(encoding="utf-8").count("\n") for path in paths(*PACKAGES)}
     for path, size in sizes.items():
         if size > QUESTIONED_MODULE_LINES:
             warnings.warn(f"{path} has {size} lines: has it one subject?", stacklevel=1)
@@ -61,7 +65,7 @@ def test_modules_stay_within_their_size() -> None:
     ids=["product", "benchmarks", "tests"],
 )
 def test_folders_hold_no_more_modules_than_can_be_surveyed(rooms: tuple[str, ...], bound: int) -> None:
-    counts = Counter(path.parent.as_posix() for path in modules(*rooms) if path.name != "__init__.py")
+    counts = Counter(path.parent.as_posix() for path in paths(*rooms) if path.name != "__init__.py")
     assert {folder: count for folder, count in counts.items() if count > bound} == {}
 
 
@@ -72,7 +76,7 @@ def test_no_folder_of_the_page_holds_more_files_than_can_be_surveyed() -> None:
 
 
 def test_names_of_modules_seldom_need_their_folder() -> None:
-    counts = Counter(path.name for path in modules(*PACKAGES) if path.name != "__init__.py")
+    counts = Counter(path.name for path in paths(*PACKAGES) if path.name != "__init__.py")
     shared = sorted(name for name, count in counts.items() if count > 1)
     assert len(shared) <= MAX_SHARED_FILE_NAMES, shared
 
@@ -80,7 +84,7 @@ def test_names_of_modules_seldom_need_their_folder() -> None:
 def test_functions_stay_within_their_size() -> None:
     long = [
         f"{path}:{node.lineno} {node.name}"
-        for path, tree in modules(*PACKAGES).items()
+        for path, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, FUNCTIONS) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
     ]
@@ -89,7 +93,7 @@ def test_functions_stay_within_their_size() -> None:
 
 def test_a_public_class_name_means_one_thing() -> None:
     places = defaultdict(list)
-    for path, tree in modules(*PACKAGES).items():
+    for path, tree in modules().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(str(path))
@@ -99,7 +103,7 @@ def test_a_public_class_name_means_one_thing() -> None:
 def test_docstrings_do_not_begin_with_a_riddle() -> None:
     vague = [
         f"{path}:{node.lineno} {text.splitlines()[0]}"
-        for path, tree in modules(*PACKAGES).items()
+        for path, tree in modules().items()
         for node in ast.walk(tree)
         if isinstance(node, (ast.ClassDef, *FUNCTIONS)) and (text := ast.get_docstring(node))
         if text.startswith(VAGUE_FIRST_WORDS)

@@ -19,10 +19,10 @@ from typing import Any, Self
 from epochal.data_providers.fetcher import FetchSettings
 from epochal.runtime.retry import MAX_DELAY_S
 from epochal.runtime.task_errors import first_error
-from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidDocument, InvalidInput
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.trainers.mesh.mesh_messages import (
     Failed,
     Ready,

@@ -117,7 +117,7 @@ class TensorsEnd:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The process has found the others, and computes as `computed` says (`state/computed_class.py`)."""
+    """The process has found the others, and computes as `computed` says (`state/model/computed_class.py`)."""
 
     computed: str
     kind: Literal["ready"] = "ready"

@@ -13,10 +13,10 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from epochal.data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
 from epochal.runtime.worker_thread import Worker
-from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput, TrainerFailed
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import NOT_FINITE, InnerState, Loss, TentativeInnerState

@@ -23,11 +23,11 @@ from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
 from epochal.state.intervals import BatchId
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.architectures import TORCH, open_model
 from epochal.trainers.mesh.collectives import Meeting, MeshCollectives

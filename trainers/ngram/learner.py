@@ -8,9 +8,9 @@ from threadpoolctl import ThreadpoolController
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.computed_class import FLOAT32_CPU
 from epochal.state.config.model_table import AdamW, NgramConfig
 from epochal.state.errors import TrainerFailed
+from epochal.state.model.computed_class import FLOAT32_CPU
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, Shapes, go_on
 from epochal.trainers.ngram.adamw import FIRST, SECOND, AdamWState, adamw_step

@@ -20,8 +20,8 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
-from epochal.state.computed_class import UNKNOWN_CLASS
 from epochal.state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
+from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.model.tensors import Float32Array, InvalidTensorFile, Tensors, encode_tensor_file, parse_tensor_file
 from epochal.state.refusals import Refusal
 from epochal.trainers.learner import Loss, Model

@@ -24,9 +24,9 @@ from epochal.batching.chunking.column_chunks import Rows
 from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.batching.micro_batches import Example, examples_of
 from epochal.data_providers.protocol import CorruptData, TokenBatch
-from epochal.state.computed_class import COMPUTED_PATTERN
 from epochal.state.config.model_table import AdamW, ModelSpec
 from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.model.computed_class import COMPUTED_PATTERN
 from epochal.state.refusals import Refusal
 from epochal.state.wire import strict_json
 from epochal.state.wire_document import WireDocument
@@ -67,7 +67,7 @@ class SessionOpened(WireDocument):
     Attributes:
         session_id: secret, since it gives access to the session.
         expires_s: idle time allowed.
-        computed: precision and device with which it computes (`state/computed_class.py`).
+        computed: precision and device with which it computes (`state/model/computed_class.py`).
     """
 
     session_id: str

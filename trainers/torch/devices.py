@@ -9,8 +9,8 @@ from typing import Self
 import numpy as np
 import torch
 
-from epochal.state.computed_class import computed_class
 from epochal.state.errors import InvalidInput, TrainerFailed
+from epochal.state.model.computed_class import computed_class
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.torch.objective import TensorBatch
 from epochal.trainers.torch.torch_options import TorchOptions

@@ -125,7 +125,7 @@ class OpenReplay:
 
 
 @dataclass(frozen=True, slots=True)
-class Verifier:
+class KnownVerifier:
     """A verifier, as far as the run knows it.
 
     Attributes:
@@ -243,7 +243,7 @@ class Verification(WireDocument):
 
     open: Mapped[ReplayKey, OpenReplay] = field(default_factory=dict)
     known: tuple[OpenReplay, ...] = ()
-    verifiers: Mapping[str, Verifier] = field(default_factory=dict)
+    verifiers: Mapping[str, KnownVerifier] = field(default_factory=dict)
     distances: Mapping[str, Distances] = field(default_factory=dict)
     convicted: Mapping[ClientId, str] = field(default_factory=dict)
     departed: Mapped[ClientId, Trust] = field(default_factory=dict)

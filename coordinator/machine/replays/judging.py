@@ -29,10 +29,10 @@ from epochal.coordinator.machine.parts.verification import (
     REPORTS_TO_CONVICT,
     UNTRUSTED,
     Distances,
+    KnownVerifier,
     OpenReplay,
     Reported,
     Verification,
-    Verifier,
     replay_key,
 )
 from epochal.coordinator.machine.replays.lottery import closed
@@ -70,7 +70,7 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
     if run.state_file.verify is None:
         raise Refused(Refusal.NOT_NOW, "this run has no [verify]: nothing is computed again")
     known = run.members.verification.verifiers
-    verifier = known.get(event.verifier, Verifier(run.progress.step))
+    verifier = known.get(event.verifier, KnownVerifier(run.progress.step))
     if verifier.is_refused:
         message = f"verifier {event.verifier} lost its role: its answer to a task with a known answer was wrong"
         raise Refused(Refusal.FORBIDDEN, message)
@@ -106,7 +106,7 @@ def absolve(run: Run, event: ClientAbsolved) -> Run:
 def _heard(members: RunMembers, run: Run, name: str) -> RunMembers:
     """Return the members with a verifier that was heard now, in the place of that silent for longest if need be."""
     known = dict(members.verification.verifiers)
-    before = known.get(name, Verifier(run.progress.step))
+    before = known.get(name, KnownVerifier(run.progress.step))
     if name not in known and len(known) >= MAX_VERIFIERS:
         del known[min((one for one in known if not known[one].is_refused), key=lambda one: known[one].heard_step)]
     known[name] = replace(before, heard_step=run.progress.step, reports=before.reports + 1)

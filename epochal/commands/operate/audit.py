@@ -18,7 +18,7 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArg
 from epochal.cli.options.spool_folder import checked_spool_folder
 from epochal.cli.options.torch_trainer import DeviceOption, PrecisionOption, check_goes_with_torch, torch_options
 from epochal.coordinator.proof.audit import AuditReport, audit_store
-from epochal.coordinator.proof.publication import fetch
+from epochal.coordinator.proof.publishing import fetch
 from epochal.coordinator.store.published_files import FolderFiles
 from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
 from epochal.run_manager.context import ClientDependencies

@@ -23,7 +23,7 @@ def publish(
     Repeat it after a failure, or when the run has gone on: files that are there and right are not written again. A
     round under way is published with the results that have arrived; pause the run first if nobody is to see those.
     """
-    from epochal.coordinator.proof.publication import Versions, publish
+    from epochal.coordinator.proof.publishing import Versions, publish
 
     if to == store:
         raise InvalidInput(f"publish: DEST {to!r} is the run's own store; allowed: {ALLOWED}")

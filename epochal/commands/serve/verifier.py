@@ -46,7 +46,7 @@ from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal
-from epochal.tools.replays.verifier import Verifier, VerifierOptions, opened_verifier
+from epochal.tools.replays.replay_worker import ReplayWorker, VerifierOptions, opened_verifier
 from epochal.trainers.architectures import TORCH
 from epochal.trainers.registry import REMOTE, TRAINERS, TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
@@ -179,7 +179,7 @@ async def _verify(url: str, token: str, work: _Work, pieces: int, verify: bool |
                 ) from refusal
 
 
-async def _compute(opened: Verifier, pieces: int, *, varies: bool) -> None:
+async def _compute(opened: ReplayWorker, pieces: int, *, varies: bool) -> None:
     if pieces:
         await opened.calibrate(pieces, varies=varies)
     await opened.run()

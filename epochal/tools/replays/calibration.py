@@ -19,7 +19,7 @@ from epochal.state.messages.replay_messages import MAX_DISTANCES, CalibrationRep
 from epochal.state.model.tensors import Tensors, layout_of
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from epochal.state.replay_distance import replay_distance
+from epochal.state.replays.replay_distance import replay_distance
 from epochal.state.results import ResultHeader, decode_result, result_of
 from epochal.state.wire import Blake3
 from epochal.tools.replays.opened_trainers import OpenedTrainers

@@ -1,7 +1,7 @@
 """Computing a client's part of a round again, and comparing what comes out with the client's result.
 
 Whoever has the replica before a round, the assignment and the data can do it (`docs/verification.md`): a verifier by
-lease (`verifier.py`), and an audit of a store. Nothing that a trainer computes here counts in the run.
+lease (`replay_worker.py`), and an audit of a store. Nothing that a trainer computes here counts in the run.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from epochal.state.messages.replay_messages import ReplayReport
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import Buffer, Tensors
-from epochal.state.replay_distance import ReplayDistance, check_comparable, replay_distance
+from epochal.state.replays.replay_distance import ReplayDistance, check_comparable, replay_distance
 from epochal.state.results import decode_result
 from epochal.state.wire import ClientId, Sha256
 from epochal.trainers.first_parameters import check_trainable
@@ -55,7 +55,8 @@ class Replay:
 
     Attributes:
         distance: between the two.
-        result_class, replay_class: how they were computed (`state/computed_class.py`), the result by its own account.
+        result_class, replay_class: how they were computed (`state/model/computed_class.py`), the result by its own
+            account.
         took_ms: milliseconds that the replay took.
     """
 

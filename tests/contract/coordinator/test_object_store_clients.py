@@ -65,7 +65,7 @@ def first_ones(count: int, reply: HttpReply, method: str) -> Callable[[DoorReque
     return fault
 
 
-@thinned(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (412, "PreconditionFailed")])
+@thinned(("status", "code"), [(403, "AccessDenied"), (404, "NoSuchKey"), (412, "PreconditionFailed")], kept=1)
 @thinned("method", ["PUT", "GET"])
 async def test_refusal_of_the_store_is_answered_with_a_new_request(
     client: WireClient, door: S3Door, method: str, status: int, code: str
@@ -106,7 +106,7 @@ async def test_store_that_goes_on_refusing_is_named_after_a_few_requests(
     assert len(door.signed(method)) == MAX_STORE_REFUSALS
 
 
-@thinned("status", [500, 503])
+@thinned("status", [500, 503], kept=1)
 @thinned("method", ["PUT", "GET"])
 async def test_store_that_fails_now_may_be_asked_later(
     client: WireClient, door: S3Door, method: str, status: int

@@ -118,7 +118,7 @@ def test_a_run_refuses_data_of_another_tokenizer(made: Path, tmp_path: Path) -> 
 
 
 def test_several_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path: Path) -> None:
-    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=3))
+    prepare([sources], "bytes", tmp_path / "data", PrepareOptions(**OPTIONS, workers=2))
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 

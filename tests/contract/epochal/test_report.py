@@ -33,7 +33,7 @@ async def folder(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Path
     yield place
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def record(folder: Path) -> RunRecord:
     return await read_record(str(folder), audits=True)
 
@@ -78,15 +78,20 @@ async def test_report_has_all_of_the_run(record: RunRecord) -> None:
     assert page.pictures == ["data:image/svg+xml;base64"] * CHARTS
 
 
-async def test_report_without_matplotlib_says_what_is_missing(
-    record: RunRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let matplotlib be missing, where pages are read for their words: drawing takes a second."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.mark.usefixtures("undrawn")
+async def test_report_without_matplotlib_says_what_is_missing(record: RunRecord) -> None:
     page = Read(report_html(record))
     assert "The charts are missing, because they need matplotlib: pip install 'epochal[plot]'" in page.text
     assert (page.pictures, "All checks passed." in page.text) == ([], True)
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_report_says_what_became_of_the_data_and_who_left(record: RunRecord) -> None:
     assert record.audit is not None
     lost = replace(record.rows[-1], carried_batches=3, quarantined_batches=2)
@@ -128,6 +133,7 @@ async def test_same_record_gives_the_same_page(record: RunRecord, folder: Path) 
     assert report_html(again) == report_html(record)
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_coordinator_gives_the_same_charts_as_the_store(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run") as run:
         await run.play(2)
@@ -151,6 +157,7 @@ def read_text(path: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_report_is_for_whom_the_dashboard_is(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S), restarted_run(tmp_path / "run", access__dashboard="admin") as run:
         await run.play(1)
@@ -203,6 +210,7 @@ async def test_evaluations_are_drawn_at_the_round_of_their_replica(record: RunRe
     assert loss.lines[-1].xs == (-1.0, 1.0), "replica 0 was before the first round, replica 2 came of the second"
 
 
+@pytest.mark.usefixtures("undrawn")
 async def test_members_with_most_tokens_come_first(record: RunRecord) -> None:
     few, many = (replace(record.members[0], name=f"lab {tokens}", tokens=tokens) for tokens in (7, 70))
     page = report_html(replace(record, members=(few, many)))

@@ -13,7 +13,6 @@ from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import all_by_hand
 from tests.support.drive.processes import in_phase, in_training, prepared_run, real_run, run_command
-from tests.support.thinned import thinned
 
 SEQUENCES, LENGTH = 40, 16
 MADE_UP = "ab" * 32
@@ -91,7 +90,8 @@ async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) 
         client.kill()
 
 
-@thinned("stranger_count", [2, 5], kept=1)
+@pytest.mark.nightly
+@pytest.mark.parametrize("stranger_count", [2, 5])
 async def test_strangers_with_made_up_data_do_not_keep_a_run_at_step_one(tmp_path: Path, stranger_count: int) -> None:
     right = write_data(tmp_path / "right", SEQUENCES)
     limits = {"config__max_round_train_time": 3, "config__round_witness_time": 2, "config__warmup_time": 6}

@@ -21,7 +21,6 @@ from tests.support.drive.dishonest_run import (
     play,
 )
 from tests.support.simulate.virtual_time import run_virtually
-from tests.support.thinned import thinned
 
 ROUNDS = 16
 BATCHES = 80
@@ -52,7 +51,8 @@ def played(attack: Attack) -> Played:
     return run_virtually(play(attack, small_state(), small_text()))
 
 
-@thinned("attack", MOST_LOSS, ids=lambda attack: attack.name, kept=1)
+@pytest.mark.nightly
+@pytest.mark.parametrize("attack", MOST_LOSS, ids=lambda attack: attack.name)
 def test_dishonest_members_cost_the_model_little(attack: Attack) -> None:
     found = played(attack)
     assert found.loss <= MOST_LOSS[attack] * played(HONEST).loss

@@ -16,7 +16,6 @@ from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import ByHand, all_by_hand
 from tests.support.drive.processes import RealRun, at_round, in_phase, in_training, real_run
-from tests.support.thinned import thinned
 
 HONEST = 3
 ROUND_S = 1.5
@@ -49,7 +48,8 @@ async def until_logged(run: RealRun, child: Child, event: str) -> dict[str, Any]
     return found[0]
 
 
-@thinned("claim", [1, 1_000_000], kept=1)
+@pytest.mark.nightly
+@pytest.mark.parametrize("claim", [1, 1_000_000])
 async def test_silent_member_costs_three_rounds_and_rests(tmp_path: Path, claim: int) -> None:
     async with real_run(tmp_path, **STATE) as run, all_by_hand(run, 1, claim) as (silent,):
         for _ in range(HONEST):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.http.http_server import Endpoint
@@ -16,9 +17,13 @@ from tests.support.data.states import state_file
 RUN = "/v1/runs/test-run"
 
 
-@pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running:
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    folder = tmp_path_factory.mktemp("run")
+    async with serving(state_file(), ServeOptions(str(folder), Endpoint(port=0))) as running:
         yield running.url
 
 

@@ -90,6 +90,7 @@ async def test_encoder_of_a_run_is_not_imported_before_it_is_allowed(tmp_path: P
         assert not (site / "imported").exists()
 
 
+@pytest.mark.nightly
 async def test_encoder_of_an_allowed_package_packs(tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", module_path(site))
     async with prepared_run(tmp_path / "run", **records(tmp_path), config__total_steps=2) as run:

@@ -49,6 +49,7 @@ async def test_lone_client_whose_data_all_fail_holds_the_run_and_says_why(tmp_pa
         assert (await run.prove()).quarantined == 0
 
 
+@pytest.mark.nightly
 async def test_members_that_fail_on_everything_take_no_good_batch_away(tmp_path: Path) -> None:
     good = write_tokens(tmp_path / "good")
     spoilt = [write_tokens(tmp_path / f"spoilt-{number}") for number in range(3)]

@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.bounds import BOUND_S
 from tests.support.heavy import need_module
-from tests.support.thinned import thinned
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "mesh"
 ROWS = 21
@@ -32,7 +31,8 @@ def _texts(logs: Path) -> list[str]:
     return [log.read_text() for log in sorted(logs.glob("test_*_host*.log"))]
 
 
-@thinned(
+@pytest.mark.nightly
+@pytest.mark.parametrize(
     ("engine", "script", "shards"),
     [
         ("jax", "launch_2x2_test.sh", [2, 0]),
@@ -42,7 +42,6 @@ def _texts(logs: Path) -> list[str]:
         ("torch", "launch_2x1_test.sh", [1, 1]),
         ("torch", "launch_2x2_test.sh", [1, 0, 1, 0]),  # a process per device
     ],
-    kept=1,
 )
 async def test_source_meshes_say_what_the_source_says(
     tmp_path: Path, engine: str, script: str, shards: list[int]

@@ -4,6 +4,8 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import pytest
+
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.model.replica import replica_digest
 from epochal.state.phase_names import RunState
@@ -51,6 +53,7 @@ async def test_client_trains_with_nothing_but_the_coordinator(tmp_path: Path) ->
         (await run.command_here("evaluate", str(run.run_dir), "--samples", "4")).expect(0, "replica 2: loss")
 
 
+@pytest.mark.nightly
 async def test_config_of_a_repository_comes_with_the_delivered_model(tmp_path: Path) -> None:
     need_module("transformers")
     llama = state_file(**LLAMA_STATE)

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from epochal.state.phase_names import ROUND_PHASES
 from epochal.tools.export.folder import read_note
 from tests.support.bounds import BOUND_S
@@ -41,6 +43,7 @@ async def test_parts_are_fetched_and_commands_read_them(tmp_path: Path) -> None:
             assert note.checkpoint_sha256 == checkpoint.blob_sha256
 
 
+@pytest.mark.nightly
 async def test_checkpoints_are_written_while_rounds_go_on(tmp_path: Path) -> None:
     every = {"config__total_steps": 12, "config__checkpoint_every": 3, "blobs__part_bytes": PART_BYTES}
     async with real_run(tmp_path, 2, **{**RUN, **every}) as run:

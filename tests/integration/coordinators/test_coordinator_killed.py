@@ -27,7 +27,7 @@ def dropped(run: RealRun) -> list[str]:
     ]
 
 
-@thinned("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN])
+@thinned("phase", [RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN], kept=1)
 async def test_coordinator_killed_in_a_phase_goes_on_where_it_was(tmp_path: Path, phase: RunState) -> None:
     client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 4)
     hand_count = 2 if phase is RunState.ROUND_WITNESS else 1

@@ -19,7 +19,6 @@ from tests.support.drive.processes import in_training
 from tests.support.drive.replicas import Surroundings, replicated_run
 from tests.support.servers.database_relay import database_relay
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
-from tests.support.thinned import thinned
 
 UNHEARD_S = 12.0
 """Maximum time after which a coordinator says that nothing comes from its database: a lease on a busy machine."""
@@ -76,11 +75,11 @@ def slow(own: OwnRole) -> Iterator[None]:
         yield
 
 
-@thinned(
+@pytest.mark.nightly
+@pytest.mark.parametrize(
     ("fault", "said"),
     [(read_only, "read-only"), (out_of_connections, "too many connections"), (slow, "timeout")],
     ids=["read-only", "out of connections", "slow"],
-    kept=1,
 )
 async def test_run_holds_while_the_database_fails_and_goes_on(
     tmp_path: Path, server: PostgresServer, fault: Callable[[OwnRole], AbstractContextManager[None]], said: str

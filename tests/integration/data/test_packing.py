@@ -16,7 +16,7 @@ FINETUNING = {
     "model__LLM__data_type": "Finetuning",
     "model__LLM__max_seq_len": ROW,
     "config__init_min_clients": 2,
-    "config__total_steps": 10,
+    "config__total_steps": 5,
 }
 
 
@@ -46,11 +46,11 @@ async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
         for _ in range(2):
             await run.start_client("--allow-package", "chats")
         report = await run.finish()
-        assert (report.rounds, report.quarantined, report.unapplied, report.applied) == (10, 0, 0, 120)
+        assert (report.rounds, report.quarantined, report.unapplied, report.applied) == (5, 0, 0, 60)
         evaluated = await run.command("evaluate", str(run.run_dir), "--json")
         evaluated.expect(0)
         found = json.loads(evaluated.out)
-        assert (found["step"], found["split"], found["samples"]) == (10, "validation", 20)
+        assert (found["step"], found["split"], found["samples"]) == (5, "validation", 20)
         assert 2 < found["loss"] < 6
         assert 0 < found["tokens"] < 20 * 400
 

@@ -20,8 +20,11 @@ OTHER_PROGRAM = re.compile(
     r"(?:make|docker|python|\.venv/bin/python|torchft_lighthouse|twine|cargo) |--heartbeat_timeout_ms"
 )
 """How a span of another program's command begins."""
-OF_OTHER_PROGRAMS = {"--replicas", "--long", "--query-gpu", "--format", "--logdir", "--line", "--faint"}
-"""Options that are not ours: of `docker compose`, zstd, nvidia-smi and TensorBoard; and custom properties of CSS."""
+OF_OTHER_PROGRAMS = {
+    "--replicas", "--long", "--query-gpu", "--query-compute-apps", "--format", "--logdir", "--line", "--faint",
+    "--user", "--now", "--no-pager", "--check", "--quiet",
+}  # fmt: skip
+"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum; custom properties."""
 
 
 def commands() -> Iterator[tuple[str, set[str]]]:

@@ -44,10 +44,9 @@ def test_command_imports_only_what_it_needs(command: str, needed: set[str]) -> N
     assert heavy_imports_of(after_help_of(command)) <= needed
 
 
-@pytest.mark.parametrize("target", ALL_COMMANDS, ids=command_name)
-def test_summary_is_the_first_paragraph_of_the_docstring(target: str) -> None:
-    documented = (command_function(target).__doc__ or "").partition("\n\n")[0]
-    assert ALL_COMMANDS[target] == " ".join(documented.split())
+def test_summaries_are_the_first_paragraphs_of_the_docstrings() -> None:
+    documented = {target: (command_function(target).__doc__ or "").partition("\n\n")[0] for target in ALL_COMMANDS}
+    assert {target: " ".join(text.split()) for target, text in documented.items()} == ALL_COMMANDS
 
 
 @pytest.mark.parametrize("target", COMMANDS, ids=command_name)
@@ -56,16 +55,15 @@ def test_help_explains_every_command(target: str) -> None:
     run_main(name, "--help").expect(0, f"{name} [OPTIONS]")
 
 
-@pytest.mark.parametrize("target", ALL_COMMANDS, ids=command_name)
-def test_help_keeps_what_stands_in_brackets(target: str) -> None:
-    command = command_function(target)
-    options = [
-        getattr(option, "help", None)
-        for hint in get_type_hints(command, include_extras=True).values()
-        for option in getattr(hint, "__metadata__", ())
-    ]
-    for text in filter(None, (command.__doc__, *options)):
-        assert re.findall(r"(?<!\\)\[[a-z]+\]", text) == [], "rich takes it for a style"
+def test_help_keeps_what_stands_in_brackets() -> None:
+    for command in map(command_function, ALL_COMMANDS):
+        options = [
+            getattr(option, "help", None)
+            for hint in get_type_hints(command, include_extras=True).values()
+            for option in getattr(hint, "__metadata__", ())
+        ]
+        for text in filter(None, (command.__doc__, *options)):
+            assert re.findall(r"(?<!\\)\[[a-z]+\]", text) == [], f"rich takes it for a style: {command.__name__}"
 
 
 def test_misspelt_command_is_answered_with_the_nearest() -> None:

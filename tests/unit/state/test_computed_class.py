@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.state.computed_class import UNKNOWN_CLASS, computed_class, is_computed_class
+from epochal.state.model.computed_class import UNKNOWN_CLASS, computed_class, is_computed_class
 
 
 @pytest.mark.parametrize(

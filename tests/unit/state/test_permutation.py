@@ -40,9 +40,9 @@ def test_shuffled_positions_golden_vectors_never_change() -> None:
     assert shuffled_positions(SEED, 12, b"other") == [9, 10, 6, 1, 4, 5, 0, 7, 2, 8, 11, 3]
 
 
-@pytest.mark.parametrize("n", [*range(1, 70), 127, 128, 129, 1000, 1023, 1025, 4096])
-def test_permute_whole_range_is_a_bijection(n: int) -> None:
-    assert sorted(images(n, list(range(n)))) == list(range(n))
+def test_permute_whole_range_is_a_bijection() -> None:
+    for n in (*range(1, 70), 127, 128, 129, 1000, 1023, 1025, 4096):
+        assert sorted(images(n, list(range(n)))) == list(range(n)), n
 
 
 @given(st.data(), st.binary(max_size=40), st.integers(1, MAX_PERMUTED), st.integers(0, 2**64 - 1))

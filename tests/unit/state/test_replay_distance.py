@@ -11,7 +11,7 @@ from epochal.state.codecs import codec as codec_parts
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import Float32Array, Tensors, layout_of
-from epochal.state.replay_distance import MAX_DISTANCE, ReplayDistance, replay_distance
+from epochal.state.replays.replay_distance import MAX_DISTANCE, ReplayDistance, replay_distance
 from epochal.state.results import Difference, ResultHeader, decode_result, result_of
 
 COMPARABLE = ("float32", "int8", "int4", "int2")
@@ -132,7 +132,7 @@ def test_parts_make_no_difference(codec: str, monkeypatch: pytest.MonkeyPatch) -
     assert (found.excess, found.cosine) == pytest.approx((whole.excess, whole.cosine), rel=1e-12)
 
 
-def test_replay_without_length_is_at_the_largest_distance_of_all_but_nothing() -> None:
+def test_replay_without_length_is_at_the_largest_distance() -> None:
     nothing, something = {"w": np.zeros(3, np.float32)}, {"w": np.ones(3, np.float32)}
     assert replay_distance(result_with("float32", nothing), nothing, MAX_ABS) == ReplayDistance(0.0, 1.0, 1.0)
     assert replay_distance(result_with("int4", nothing), nothing, MAX_ABS) == ReplayDistance(0.0, 1.0, 1.0)

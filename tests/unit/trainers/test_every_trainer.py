@@ -10,8 +10,8 @@ import pytest
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.computed_class import is_computed_class
 from epochal.state.errors import TrainerFailed
+from epochal.state.model.computed_class import is_computed_class
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
 from epochal.trainers.ngram.model import (

@@ -8,6 +8,7 @@ import { LEFT, MemberColumns, STATES } from "../members.js";
 const ASK_EVERY_MS = 4_000;
 const ASK_MANY_EVERY_MS = 15_000; // of many members: the answer has a megabyte
 const MANY = 1_000;
+const VERIFICATION_MS = 15_000;
 const QUIET_MS = 400; // nothing is drawn anew while somebody scrolls
 
 /** Columns of the grid, over the rows of `of()`. */
@@ -52,6 +53,7 @@ export default class MembersPanel {
   #members = new MemberColumns();
   #grid = null;
   #stop = null;
+  #stopVerification = null;
   #words = [];
   #pending = null;
   #scrolledMs = 0;
@@ -67,6 +69,7 @@ export default class MembersPanel {
     this.gone = h("input", { id: goneId, type: "checkbox", on: { change: () => this.#filter() } });
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.problem = h("p", { role: "alert" });
+    this.verification = h("ul", {});
     const columns = columnsOf(() => this.#members);
     this.#grid = new Grid("Members", columns, (row) => router.link("member", this.#members.id(row)),
       "No member is found here.");
@@ -78,7 +81,7 @@ export default class MembersPanel {
         h("div", {}, h("label", { for: filterId }, "Find by name, id, version or trainer"), h("br"), this.filter),
         h("div", {}, h("label", { for: stateId }, "State"), h("br"), this.state),
         h("div", {}, this.gone, " ", h("label", { for: goneId }, "Show those that have left"))),
-      this.said, this.problem, this.#grid.element,
+      this.said, this.problem, this.#grid.element, h("h2", {}, "Verification of their results"), this.verification,
       h("p", { class: "quiet" }, "In the table: arrow keys, Page Up and Page Down, Home and End move; Enter opens a member's page; "
         + "the buttons above the columns sort."),
       h("details", { class: "glossary" }, h("summary", {}, "What the columns mean"),
@@ -89,6 +92,9 @@ export default class MembersPanel {
   update() {
     if (this.store.runId === null) return;
     if (this.#stop === null) this.#ask();
+    this.#stopVerification ??= this.store.poll(() => this.store.path("verification"), VERIFICATION_MS, ({ sentences }) => {
+      fill(this.verification, sentences.map((sentence) => h("li", {}, visible(sentence))));
+    });
   }
 
   #ask() {
@@ -145,6 +151,7 @@ export default class MembersPanel {
   unmount() {
     clearTimeout(this.#timer);
     this.#stop?.();
+    this.#stopVerification?.();
     this.#grid.disconnect();
   }
 }

@@ -122,11 +122,11 @@ async def test_viewer_of_another_lineage_is_told_to_read_again(run: tuple[Served
         assert "the run went back" in told.data["detail"]
 
 
-@pytest.mark.parametrize("last", ["x", "ab-1", "ab-1-2-3", "AB-1-2", "ab--1-2", "ab-1-2\tc"])
-async def test_id_that_no_event_has_is_refused(run: tuple[Served, list[WireClient]], last: str) -> None:
+async def test_id_that_no_event_has_is_refused(run: tuple[Served, list[WireClient]]) -> None:
     coordinator, _ = run
-    answer = await coordinator.http.get(f"{coordinator.run_url}/events", headers={"Last-Event-ID": last})
-    assert problem(answer) == "invalid-parameter"
+    for last in ("x", "ab-1", "ab-1-2-3", "AB-1-2", "ab--1-2", "ab-1-2\tc"):
+        answer = await coordinator.http.get(f"{coordinator.run_url}/events", headers={"Last-Event-ID": last})
+        assert problem(answer) == "invalid-parameter", last
 
 
 async def test_viewer_beyond_the_limits_is_refused(

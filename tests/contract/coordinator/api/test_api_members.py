@@ -8,6 +8,8 @@ import pytest
 
 from epochal.coordinator.insight.member_views import MemberViews
 from epochal.state.messages.member_rows import MEMBER_FIGURES, MemberColumns, MemberDetail, MembersPage
+from epochal.state.messages.verification_views import VerificationView
+from epochal.state.shown.verification_words import NOT_VERIFIED
 from epochal.state.wire import parse_document
 from tests.support.drive.played_rounds import played_run
 from tests.support.drive.served import Served, WireClient, problem
@@ -115,3 +117,10 @@ async def test_member_that_was_never_seen_is_not_found(played: tuple[Served, lis
     answer = await coordinator.http.get(f"{coordinator.run_url}/members/{client_id}")
     assert problem(answer) == "not-found"
     assert answer.json()["detail"].isprintable()
+
+
+async def test_verification_is_shown_to_viewers(played: tuple[Served, list[WireClient]]) -> None:
+    coordinator, _ = played
+    answer = await coordinator.http.get(f"{coordinator.run_url}/verification")
+    found: VerificationView = parse_document(VerificationView, answer.content)
+    assert (answer.status_code, found.percent, found.sentences) == (200, None, (NOT_VERIFIED,))

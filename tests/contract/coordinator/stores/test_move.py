@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.audit import AuditReport, audit_store
@@ -40,13 +42,20 @@ def shared(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-async def run_dir(tmp_path: Path) -> Path:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is in the middle of its first round, with a checkpoint and a delivered result."""
-    async with served_over_sockets(tmp_path / "run") as running:
+    folder = tmp_path_factory.mktemp("played") / "run"
+    async with served_over_sockets(folder) as running:
         clients = await training(running)
         await deliver(clients[0])
-    return tmp_path / "run"
+    return folder
+
+
+@pytest.fixture
+def run_dir(played: Path, tmp_path: Path) -> Path:
+    """Return a copy of it."""
+    return Path(shutil.copytree(played, tmp_path / "run"))
 
 
 async def deliver(client: WireClient) -> None:

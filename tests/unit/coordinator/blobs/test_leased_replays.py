@@ -76,7 +76,7 @@ async def test_who_waits_gets_what_is_drawn_meanwhile() -> None:
 
 
 @in_virtual_time
-async def test_what_a_dead_verifier_had_goes_to_another_one_after_its_lease_and_comes_back_to_itself() -> None:
+async def test_work_of_a_dead_verifier_goes_to_another_after_its_lease() -> None:
     run = Run(replay_of(3))
     for _ in range(5):
         assert await run.leased_step("one") == 3
@@ -113,7 +113,7 @@ async def test_what_is_given_back_goes_to_who_waits() -> None:
 
 
 @in_virtual_time
-async def test_disputed_result_is_computed_by_others_at_the_same_time_while_there_are_some() -> None:
+async def test_disputed_result_is_computed_by_others_at_the_same_time() -> None:
     run = Run(reported_by(replay_of(3), "one", excess=1.0))
     assert await run.lease("two") is not None
     assert await run.lease("one") is None, "two is there"
@@ -122,7 +122,7 @@ async def test_disputed_result_is_computed_by_others_at_the_same_time_while_ther
 
 
 @in_virtual_time
-async def test_disputed_result_goes_to_the_same_verifier_in_the_members_class_if_it_is_alone() -> None:
+async def test_disputed_result_returns_to_a_verifier_that_is_alone() -> None:
     run = Run(reported_by(replay_of(3), "one", excess=1.0))
     assert await run.leased_step("two") == 3
     await asyncio.sleep(PRESENT_FOR_S + 1)

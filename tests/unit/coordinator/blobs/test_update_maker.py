@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from epochal.coordinator.blobs import update_maker
+from epochal.coordinator.blobs.update_maker import next_to_add
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
 from epochal.run_manager.events import ReplicaDistrusted
@@ -22,6 +23,8 @@ from epochal.state.model.replica import replica_digest
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Seed, Sha256
 from tests.support.data.states import state_file
+from tests.support.drive.machine_driver import client as member
+from tests.support.drive.machine_driver import in_round
 from tests.support.drive.made_updates import check_update, update_of
 from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import REPLICA, WireClient, served, training
@@ -118,6 +121,19 @@ async def test_coordinator_killed_before_its_update_makes_it_when_it_is_back(see
         ends = await run.ends(clients, 100_000.0)
         assert [end.replica_digest for end in ends] == [coordinator.run.models.updates[6].replica_digest] * 3
         await prove(run)
+
+
+def test_exam_is_never_in_the_sum() -> None:
+    driver = in_round(1, 2, verify={}, config__total_steps=100)
+    driver.play_round()
+    driver.join(3)
+    driver.ready(member(3))
+    driver.play_round()
+    driver.deliver(member(3), member(2), member(1))
+    found = [next_to_add(driver.run, driver.round, count) for count in range(3)]
+    assert [one and one[0] for one in found] == [member(2), member(1), None]
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    assert [entry.client_id for entry in driver.run.models.outcomes[3].entries] == [member(2), member(1)]
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -18,6 +18,7 @@ from epochal.state.errors import Refused
 from tests.support.drive.journaled_run import KeptRun, compact, compact_state, keep_in, simulated_segments
 from tests.support.simulate.memory_store import MemoryJournal
 from tests.support.simulate.virtual_time import run_virtually
+from tests.support.thinned import thinned
 
 SHORT = {"config__epoch_time": 0.25, "config__warmup_time": 0.2, "config__max_round_train_time": 0.2}
 
@@ -37,7 +38,7 @@ def content(found: JournalHistory) -> tuple[object, ...]:
     return found.history.rows, list(found.history.details), found.history.next, found.sequence
 
 
-@pytest.mark.parametrize(("rows", "details"), [(16_384, 64), (8, 3)])
+@thinned(("rows", "details"), [(8, 3), (16_384, 64)], kept=1)
 async def test_history_of_a_compacted_journal_is_that_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path, rows: int, details: int
 ) -> None:

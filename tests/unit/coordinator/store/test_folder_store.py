@@ -213,7 +213,10 @@ async def test_power_failure_after_any_commit_keeps_what_was_acknowledged(tmp_pa
     assert number > 10
 
 
-async def test_power_failure_within_a_write_leaves_a_committed_prefix(tmp_path: Path) -> None:
+@thinned(("beside", "every"), [((-1, 1, 2000), 30_000), ((-1, 1, 30, 2000), 5000)], kept=1)
+async def test_power_failure_within_a_write_leaves_a_committed_prefix(
+    tmp_path: Path, beside: tuple[int, ...], every: int
+) -> None:
     run_dir = tmp_path / "run"
     store = await open_folder_store(run_dir, MAX_BLOB_BYTES)
     committed, sizes = [await told(store)], [(run_dir / WAL).stat().st_size]
@@ -221,9 +224,7 @@ async def test_power_failure_within_a_write_leaves_a_committed_prefix(tmp_path: 
         committed.append(said)
         sizes.append((run_dir / WAL).stat().st_size)
     number, expected = 0, 0
-    for size in sorted(
-        {*sizes, *(size + by for size in sizes for by in (-1, 1, 30, 2000)), *range(0, sizes[-1], 5000)}
-    ):
+    for size in sorted({*sizes, *(size + by for size in sizes for by in beside), *range(0, sizes[-1], every)}):
         if sizes[0] <= size <= sizes[-1]:
             torn = copied(run_dir, tmp_path / str(number))
             os.truncate(torn / WAL, size)
@@ -296,7 +297,7 @@ def rows_in(run_dir: Path) -> str:
     return "\n".join(found)
 
 
-@thinned("each", [7, 1], kept=1)
+@thinned("each", [23, 1], kept=1)
 async def test_flipped_bit_that_changes_anything_is_found_and_named(whole: Path, tmp_path: Path, each: int) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "run"))
     path, expected = folder / DATABASE_FILE, rows_in(whole)

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from epochal.coordinator.proof.publication import Versions, publish
+from epochal.coordinator.proof.publishing import Versions, publish
 from epochal.coordinator.store.published_files import FolderFiles
 from epochal.tools.replays.stored_replays import replay_stored
 from tests.support.data.stored_blobs import blob_bytes

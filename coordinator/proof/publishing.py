@@ -49,8 +49,8 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count, HexSha256
 from epochal.state.errors import InvalidDocument, InvalidInput, Refused, StoreFailed
 from epochal.state.messages.requests import HexKey
+from epochal.state.messages.signed_documents import check_signature
 from epochal.state.refusals import Refusal
-from epochal.state.signed_documents import check_signature
 from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex
 from epochal.state.wire_document import WireDocument
 
@@ -73,7 +73,7 @@ class PublishedFile(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Versions(WireDocument):
-    """What published a run, and the version of the rules by which its journal replays."""
+    """Versions of the programs that published a run, and of the rules by which its journal replays."""
 
     epochal: str
     python: str
@@ -98,7 +98,7 @@ class Publication(WireDocument):
         compacted_segments: number of the journal's segments that are kept as a proof.
         data_fingerprint: of the data on which the run is agreed; None before that.
         files: all others, sorted by name.
-        signature: `epochal.state.signed_documents`, hex.
+        signature: `epochal.state.messages.signed_documents`, hex.
     """
 
     format: int

@@ -68,7 +68,7 @@ class Machinery:
     worker: Worker
 
 
-class Verifier:
+class ReplayWorker:
     """Computes results of one run again, one after the other. `opened_verifier` makes it."""
 
     def __init__(
@@ -190,7 +190,7 @@ class VerifierOptions:
 
 
 @contextlib.asynccontextmanager
-async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -> AsyncIterator[Verifier]:
+async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -> AsyncIterator[ReplayWorker]:
     """Begin to follow the run, and yield its verifier.
 
     Args:
@@ -219,4 +219,4 @@ async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -
         run.on_restored = replicas.forget
         trainers = OpenedTrainers(run, options.opening)
         closing.push_async_callback(trainers.aclose)
-        yield Verifier(client, requests, options, Machinery(run, replicas, trainers, spool, worker))
+        yield ReplayWorker(client, requests, options, Machinery(run, replicas, trainers, spool, worker))

@@ -14,7 +14,7 @@ import pytest
 
 from epochal.coordinator.machine.stimuli import ConfigChanged
 from epochal.coordinator.proof.audit import AuditReport, audit_store
-from epochal.coordinator.proof.publication import MANIFEST_FILE, Publication, Versions, fetch, publish
+from epochal.coordinator.proof.publishing import MANIFEST_FILE, Publication, Versions, fetch, publish
 from epochal.coordinator.run.opening import signing_key_of
 from epochal.coordinator.store.object_store.objects import Objects
 from epochal.coordinator.store.open import open_store, open_store_reader
@@ -247,9 +247,7 @@ async def test_address_of_a_webhook_keeps_a_run_from_being_published(run_dir: Pa
         await published(run_dir, tmp_path / "out")
 
 
-async def test_coordinator_does_not_start_from_a_publication_as_if_it_were_the_run(
-    run_dir: Path, tmp_path: Path
-) -> None:
+async def test_coordinator_does_not_start_from_a_publication(run_dir: Path, tmp_path: Path) -> None:
     await published(run_dir, tmp_path / "out")
     store = await open_store(str(tmp_path / "out"), 10**9)
     with pytest.raises(StoreFailed, match=re.escape(KEY_LOST)):

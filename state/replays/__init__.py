@@ -1,0 +1,1 @@
+"""Replays of results: how far two computations of the same work are apart."""

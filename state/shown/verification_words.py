@@ -1,0 +1,38 @@
+"""Sentences on the verification of a run's results, the same in a terminal and on the page."""
+
+from epochal.state.messages.verification_views import ClassDistances, VerificationView
+
+NOT_VERIFIED = "Results are not computed again by anybody: the state file has no [verify]."
+NO_VERIFIER = (
+    "No verifier: nobody computes results again at the moment. The shares of new keys stay small, and results "
+    "that were drawn are dropped after some rounds."
+)
+
+
+def verification_words(view: VerificationView) -> tuple[str, ...]:
+    """Return the sentences of a view, whose own are ignored."""
+    if view.percent is None:
+        return (NOT_VERIFIED,)
+    words = [] if view.verifiers else [NO_VERIFIER]
+    words.append(
+        f"{view.percent} % of the results are computed again: {view.drawn:,} drawn, {view.passed:,} passed, "
+        f"{view.convicted:,} convicted, {view.dropped:,} not computed in time, {view.open:,} open"
+        f"{f' ({view.disputed:,} of them disputed)' if view.disputed else ''}; verifiers: {view.verifiers}"
+        f"{f', and {view.refused} that lost the role' if view.refused else ''}."
+    )
+    if view.false_alarms_below is not None:
+        words.append(
+            f"False alarms: fewer than {view.false_alarms_below:.2%} of honest results, with 95 % certainty, if nobody "
+            "who was convicted was honest."
+        )
+    words += [class_words(one) for one in view.classes]
+    words += [f"Convicted: client {one.client_id}: {one.found}" for one in view.convictions]
+    return tuple(words)
+
+
+def class_words(found: ClassDistances) -> str:
+    """Return the sentence of one pair of classes."""
+    of = f"{found.result_class} by {found.replay_class}, {found.local_steps} local steps"
+    calibrated = "not calibrated" if found.calibrated is None else f"calibrated up to {found.calibrated:.4f}"
+    passed = "" if found.largest is None else f", passed up to {found.largest:.4f} (median {found.median:.4f})"
+    return f"{of}: tolerance {found.tolerance:.4f}; {calibrated}{passed}."
