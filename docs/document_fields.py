@@ -48,6 +48,7 @@ FOR_OPERATORS = frozenset(
             "QuarantineRelease",
             "RenewedLease",
             "RunStatus",
+            "VerifierToken",
         ),
     }
 )
