@@ -27,7 +27,7 @@ from epochal.state.messages.history_rows import (
     thinned,
 )
 from epochal.state.refusals import Refusal
-from epochal.state.wire import canonical_json, sha256_hex
+from epochal.state.wire import ClientId, canonical_json, sha256_hex
 
 DEFAULT_POINTS = 1024
 MAX_POINTS = 4096
@@ -176,7 +176,8 @@ class HistoryViews:
         """Return why the run is not faster. Raises as `page`."""
         insight = self._insight
         found = await insight.history.explanations.refresh(self._history(), insight.run)
-        body = canonical_json(found)
+        said = insight.history.explanations.sentence(self._history(), insight.run, insight.health.problem)
+        body = canonical_json(replace(found, sentence=said) if found.rounds else found)
 
         async def encode() -> bytes:
             return body
@@ -200,12 +201,16 @@ class HistoryViews:
 
         async def encode() -> bytes:
             last_round, loss, problem = history.detail(history.next - 1), history.loss, insight.health.problem
-            why = (await insight.history.explanations.refresh(history, run)).sentence
+            await insight.history.explanations.refresh(history, run)
+            why = insight.history.explanations.sentence(history, run, problem)
+
+            def silent_s(client_id: ClientId) -> float:
+                return insight.silent_s(client_id, at_s)
 
             def work() -> bytes:
                 has_clients = slowest != 0
                 moment = moment_of(
-                    run, published.document, last_round, at_s, loss, why, problem, has_clients=has_clients
+                    run, published.document, last_round, at_s, loss, why, problem, silent_s, has_clients=has_clients
                 )
                 return canonical_json(_few(moment, slowest))
 

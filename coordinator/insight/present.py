@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from epochal.coordinator.insight.figures import clients_of
-from epochal.coordinator.insight.wait_facts import situation_of
+from epochal.coordinator.insight.wait_facts import SilentS, situation_of
 from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.run import Run
 from epochal.state.documents import RunDocument
@@ -23,6 +23,7 @@ def moment_of(
     loss: float | None,
     explanation: str,
     problem: str | None,
+    silent_s: SilentS | None = None,
     *,
     has_clients: bool = True,
 ) -> Moment:
@@ -36,6 +37,7 @@ def moment_of(
         loss: mean loss of the last applied round, if it is known.
         explanation: why it is not faster, in a sentence.
         problem: why the coordinator can keep nothing; None if it can.
+        silent_s: when its members were last heard; None if that is not known.
         has_clients: whether the clients of the round under way are wanted: with thousands, they are most of the work.
     """
     since_s = max(0.0, now_s - run.clock.now_s)
@@ -53,7 +55,7 @@ def moment_of(
         last_round=last_round,
         passes=passes,
         pass_samples=pass_samples,
-        waiting=waiting_words(situation_of(run, problem)),
+        waiting=waiting_words(situation_of(run, problem, silent_s)),
         explanation=explanation,
     )
 

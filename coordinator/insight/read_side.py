@@ -85,7 +85,8 @@ class ReadSide:
             journal_bytes=service.journal_bytes,
             problem=service.health.problem,
         )
-        version, why = service.published.version, self.history.explanations.sentence
+        version = service.published.version
+        why = self.history.explanations.sentence(self.known, service.run, service.health.problem)
         return status_of(service.run, version, projection, coordinator, why)
 
     async def ready(self, within_s: float = READ_WAIT_S) -> None:

@@ -4,9 +4,11 @@ import asyncio
 from functools import partial
 
 from epochal.coordinator.insight.projection import Projection
+from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.worker_thread import Worker
-from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
+from epochal.state.shown.critical_path import pauses_of
+from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained, said_of
 
 
 class SpeedExplanations:
@@ -36,14 +38,23 @@ class SpeedExplanations:
             if name != self._of:
                 details = history.last_details(MAX_EXPLAINED_ROUNDS + 1)
                 names = {str(client_id): member.name for client_id, member in run.members.by_id.items() if member.name}
-                self.latest = await self._worker.run(partial(explained, details, names))
+                pauses = pauses_of(history.actions)
+                self.latest = await self._worker.run(partial(explained, details, names, pauses))
                 self._of = name
             return self.latest
 
-    @property
-    def sentence(self) -> str:
-        """The newest explanation's sentence; "" before a round has ended."""
-        return self.latest.sentence if self.latest.rounds else ""
+    def sentence(self, history: Projection | None, run: Run, problem: str | None) -> str:
+        """Return what is said of the run's speed; "" before a round has ended, and while none can begin.
+
+        Args:
+            history: of the run; None while it is being read.
+            run: as it is now.
+            problem: why the coordinator can keep nothing; None if it can.
+        """
+        holds = problem is not None or hold_reason(run.clock, run.members, run.state_file.config) is not None
+        rows = () if history is None else history.rows
+        took_s = rows[-1].ended_s - rows[0].started_s if rows else 0.0
+        return said_of(self.latest, run.clock.phase, is_held=holds, took_s=took_s)
 
     @staticmethod
     def _name(history: Projection, run: Run) -> tuple[str, int, bool]:

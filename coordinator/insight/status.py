@@ -104,7 +104,9 @@ def status_of(
         store_problem=coordinator.problem,
         pausing=run.progress.pause_pending,
         finish_after=run.progress.finish_after,
-        waiting=waiting_words(situation_of(run, coordinator.problem)),
+        waiting=waiting_words(
+            situation_of(run, coordinator.problem, lambda one: coordinator.liveness.silent_s(one, now_s))
+        ),
         explanation=explanation,
         verification=None if run.state_file.verify is None else verification_of(run),
     )

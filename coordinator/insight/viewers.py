@@ -202,7 +202,7 @@ class Viewers:
         insight, clock = self._insight, self._insight.run.clock
         now = situation_of(insight.run, insight.health.problem)
         began = "" if clock.reason == now.hold else clock.reason
-        why = insight.history.explanations.latest.sentence
+        why = insight.history.explanations.sentence(insight.known, insight.run, insight.health.problem)
         return canonical_json(RunNow(waiting_words(now), clock.phase_ends_s, began, why))
 
     def _collect(self) -> None:

@@ -1,8 +1,9 @@
 """The facts of a run that say what it waits for."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from heapq import nsmallest
 from itertools import islice
+from typing import TypeAlias
 
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.resting_reason import hold_reason
@@ -12,13 +13,21 @@ from epochal.state.shown.explanation import shown_member
 from epochal.state.shown.waiting_words import MAX_NAMED, Situation
 from epochal.state.wire import ClientId
 
+SilentS: TypeAlias = Callable[[ClientId], float]
+"""Returns the seconds since a member was last heard."""
+WAITS_FOR_MEMBERS = ROUND_PHASES | {RunState.WARMUP, RunState.COOLDOWN}
+"""The phases that a silent member can hold up."""
+SILENT_PART = 0.5
+"""Part of `client_timeout_s` after which a member is called silent: one that waits for news is heard more often."""
 
-def situation_of(run: Run, problem: str | None = None) -> Situation:
+
+def situation_of(run: Run, problem: str | None = None, silent_s: SilentS | None = None) -> Situation:
     """Return what a run waits for.
 
     Args:
         run: as it is now.
         problem: why the coordinator can keep nothing; None if it can.
+        silent_s: when its members were last heard; None if that is not known.
     """
     config, numbers = run.state_file.config, run.numbers()
     awaited, of_count = _awaited(run)
@@ -47,7 +56,16 @@ def situation_of(run: Run, problem: str | None = None) -> Situation:
         pausing=run.progress.pause_pending,
         checkpoint_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
         total_steps=run.last_step,
+        silent=() if silent_s is None or run.clock.phase not in WAITS_FOR_MEMBERS else _silent(run, silent_s),
+        client_timeout_s=config.client_timeout_s,
     )
+
+
+def _silent(run: Run, silent_s: SilentS) -> tuple[tuple[str, float], ...]:
+    """Return the members that were not heard for the longest, each with the seconds."""
+    from_s = SILENT_PART * run.state_file.config.client_timeout_s
+    found = [(-seconds, client_id) for client_id in run.members.by_id if (seconds := silent_s(client_id)) >= from_s]
+    return tuple((_shown(run, client_id), -seconds) for seconds, client_id in nsmallest(MAX_NAMED, found))
 
 
 def _awaited(run: Run) -> tuple[Collection[ClientId], int]:

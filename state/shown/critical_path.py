@@ -6,21 +6,25 @@ the coordinator saw: a client's own times divide that time, counted back from th
 they leave is time in which the client did not have the run document yet.
 """
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from epochal.state.messages.history_rows import ClientFigures, RoundDetail
+from epochal.state.shown.operator_actions import OperatorAction
 
 PartKind = Literal[
     "document", "replica", "download", "merge", "data", "train", "encode", "upload", "check",
-    "attest", "missing", "empty", "between", "outage", "unknown",
+    "attest", "missing", "empty", "between", "pause", "outage", "unknown",
 ]  # fmt: skip
 """A part of the time: what a client of `ClientFigures` does (`replica`: other work before it held its replica, such as
 opening a trainer), `attest`: results are in and witnesses attest them, `missing`: waiting for results that never come,
-`empty`: a round of which nothing was applied, `between`: from one epoch to the next, `outage`: of the coordinator,
-`unknown`: a client's time of which it does not say more."""
+`empty`: a round of which nothing was applied, `between`: from one epoch to the next, `pause`: an operator's, `outage`:
+of the coordinator, `unknown`: a client's time of which it does not say more."""
 
+Pause: TypeAlias = tuple[float, float]
+"""From when to when an operator paused the run, on the coordinator's clock."""
 MIN_SPAN_S = 1e-3
 """Shorter waits after the last result are no part of their own."""
 FAILED_FATES = frozenset({"missing", "failed", "rejected"})
@@ -65,12 +69,11 @@ def path_through(
         train_s, total_s: of RoundTrain, and of the whole round.
         before: those of the round before it; none if unknown.
     """
-    delivered = [client for client in clients if client.delivered_s is not None]
-    if not delivered:
+    last = last_delivered(clients)
+    if last is None:
         return [Span("unknown", None, total_s)]
-    last = max(delivered, key=lambda client: (client.delivered_s or 0.0, client.client_id))
     delivered_s = min(last.delivered_s or 0.0, total_s)
-    spans = _until_delivered(last, delivered_s, _same(before, last.client_id))
+    spans = until_delivered(last, delivered_s, _same(before, last.client_id))
     waited_until_s = max(delivered_s, train_s)
     failed = [client for client in clients if client.batches and client.fate in FAILED_FATES]
     if failed and waited_until_s - delivered_s > MIN_SPAN_S:
@@ -82,11 +85,17 @@ def path_through(
     return [span for span in spans if span.seconds > 0]
 
 
+def last_delivered(clients: Sequence[ClientFigures]) -> ClientFigures | None:
+    """Return the client whose result came last; None if no result came."""
+    delivered = [client for client in clients if client.delivered_s is not None]
+    return max(delivered, key=lambda client: (client.delivered_s or 0.0, client.client_id), default=None)
+
+
 def _same(clients: Iterable[ClientFigures], client_id: str) -> ClientFigures | None:
     return next((client for client in clients if client.client_id == client_id), None)
 
 
-def _until_delivered(client: ClientFigures, delivered_s: float, earlier: ClientFigures | None) -> list[Span]:
+def until_delivered(client: ClientFigures, delivered_s: float, earlier: ClientFigures | None) -> list[Span]:
     """Return the pieces of a client's time until its result had arrived and was checked."""
     if client.committed_s is not None:
         sent_s = max(0.0, delivered_s - client.committed_s)
@@ -137,20 +146,37 @@ def _attesting(clients: Sequence[ClientFigures], seconds: float) -> list[Span]:
     return [Span("attest", last.client_id, seconds)]
 
 
-def time_between(before: RoundDetail, after: RoundDetail) -> list[Span]:
-    """Return what lies between two neighbouring rounds: nothing, an epoch's end and beginning, or an outage."""
-    seconds = after.figures.started_s - before.figures.ended_s
+def time_between(before: RoundDetail, after: RoundDetail, pauses: Sequence[Pause] = ()) -> list[Span]:
+    """Return what lies between two neighbouring rounds: nothing, an epoch's end and beginning, a pause, an outage."""
+    from_s, to_s = before.figures.ended_s, after.figures.started_s
+    seconds = to_s - from_s
     if seconds <= MIN_SPAN_S:
         return []
-    return [Span("outage" if after.figures.epoch == before.figures.epoch else "between", None, seconds)]
+    if after.figures.epoch == before.figures.epoch:
+        return [Span("outage", None, seconds)]
+    paused_s = min(seconds, sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in pauses))
+    found = [Span("pause", None, paused_s), Span("between", None, seconds - paused_s)]
+    return [span for span in found if span.seconds > 0]
 
 
-def path_of(details: Sequence[RoundDetail]) -> list[Span]:
+def pauses_of(actions: Sequence[OperatorAction]) -> list[Pause]:
+    """Return from when to when operators paused a run; a pause that lasts has no end (infinity)."""
+    pauses, since_s = list[Pause](), None
+    for action in actions:
+        if action.name == "pause" and since_s is None:
+            since_s = action.at_s
+        elif action.name == "resume" and since_s is not None:
+            pauses.append((since_s, action.at_s))
+            since_s = None
+    return pauses if since_s is None else [*pauses, (since_s, math.inf)]
+
+
+def path_of(details: Sequence[RoundDetail], pauses: Sequence[Pause] = ()) -> list[Span]:
     """Return the critical path of neighbouring rounds, the oldest first, with what lies between them."""
     spans, before = list[Span](), None
     for detail in details:
         if before is not None:
-            spans += time_between(before, detail)
+            spans += time_between(before, detail, pauses)
         spans += critical_path(detail, before)
         before = detail
     return spans

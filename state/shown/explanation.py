@@ -15,7 +15,9 @@ from pydantic import Field
 from epochal.state.client_names import shown_client
 from epochal.state.documents import Count
 from epochal.state.messages.history_rows import ClientFigures, RoundDetail, Seconds
-from epochal.state.shown.critical_path import FAILED_FATES, PartKind, Span, path_of
+from epochal.state.phase_names import RunState
+from epochal.state.shown.critical_path import FAILED_FATES, PartKind, Pause, Span, path_of
+from epochal.state.shown.shorter_rounds import Cause, saved_s
 from epochal.state.wire_document import WireDocument
 
 MAX_EXPLAINED_ROUNDS = 16
@@ -26,8 +28,12 @@ MAX_PARTS = 16
 """Maximum number of parts that are shown, the largest."""
 NAMED_SHARE = 0.6
 """A client is named for a kind of part if so much of it is that client's."""
-SECOND_SHARE = 0.2
-"""Share of the time from which a second kind of part is mentioned."""
+NAMED_CAUSE_SHARE = 0.2
+"""A cause is named if rounds would be shorter by this share without it."""
+GOOD_SHARE = 0.9
+"""Share of the time from which training is called all that can be wished."""
+MAX_LISTED_KINDS = 3
+"""Maximum number of other parts that are listed where no single cause is named."""
 SLOWER = 1.5
 """A client trains slowly whose time is so many times the others' median."""
 LOST_SHARE = 0.1
@@ -43,6 +49,12 @@ TIMES = (
 """The times of a client of which medians are shown."""
 BEFORE_DELIVERY = frozenset({"document_s", "replica_s", "data_s", "train_s", "encode_s", "upload_s", "check_s"})
 Share = Annotated[float, Field(ge=0, le=1)]
+_NOUNS: Mapping[PartKind, str] = {
+    "document": "waiting for the run document", "replica": "getting ready", "download": "download", "data": "data",
+    "merge": "outer step", "encode": "encoding", "upload": "upload", "check": "check", "attest": "attestation",
+    "missing": "waiting in vain", "empty": "rounds without a result", "between": "between epochs", "unknown": "unknown",
+}  # fmt: skip
+"""Parts beside training, as sentences list them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,21 @@ class ClientMedians(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class SpeedCause(WireDocument):
+    """The cause without which the last rounds would have been the shortest.
+
+    Attributes:
+        kind: of the part of the time; `train` is what one client needs beyond the others' median.
+        client_id: whose it is; None for that of all clients together.
+        share: of the time, by which the rounds would be shorter without it, from 0 to 1.
+    """
+
+    kind: PartKind
+    client_id: str | None
+    share: Share
+
+
+@dataclass(frozen=True, slots=True)
 class SpeedExplanation(WireDocument):
     """The explanation of a run's speed (`GET …/history/explanation`).
 
@@ -105,9 +132,11 @@ class SpeedExplanation(WireDocument):
         first, next: numbers of the first round that was inspected, and of the round that ends next.
         rounds: number of those rounds.
         round_s: median time of a round; None before the first.
-        wall_s: time from the first one's start to the last one's end.
+        wall_s: time from the first one's start to the last one's end, without operators' pauses and the coordinator's
+            absence.
         parts: of that time, the largest first.
         clients: the slowest clients, first those with most of the critical path.
+        cause: without which the rounds would be the shortest; None before the first, or if nothing is known of them.
     """
 
     sentence: str
@@ -118,6 +147,7 @@ class SpeedExplanation(WireDocument):
     wall_s: Seconds
     parts: tuple[TimePart, ...]
     clients: tuple[ClientMedians, ...]
+    cause: SpeedCause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,24 +171,30 @@ NOTHING_YET = "No round has ended yet, so nothing is known of where its time goe
 NO_TIME = "The last rounds took no time that a clock here could measure."
 
 
-def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> SpeedExplanation:
+def explained(
+    details: Sequence[RoundDetail], names: Mapping[str, str], pauses: Sequence[Pause] = ()
+) -> SpeedExplanation:
     """Return why a run is not faster.
 
     Args:
         details: its last rounds, neighbours, the oldest first; the last `MAX_EXPLAINED_ROUNDS` of them count.
         names: that clients chose, by client; of those that have left, the rounds themselves have the names.
+        pauses: of its operators, which are no part of the time.
     """
     details = settled_rounds(details)
     names = {one.client_id: one.name for detail in details for one in detail.clients if one.name} | dict(names)
     if not details:
         return SpeedExplanation(NOTHING_YET, 0, 0, 0, None, 0.0, (), ())
-    spans = path_of(details)
+    spans = [span for span in path_of(details, pauses) if span.kind not in ("pause", "outage")]
     wall_s = sum(span.seconds for span in spans)
     parts = _parts(spans, wall_s, names)
     clients = _medians(details, spans, names)
+    saved = saved_s(details, _usual_train_s(clients))
+    between_s = sum(span.seconds for span in spans if span.kind == "between")
+    cause = _cause_of({**saved, ("between", None): between_s}, wall_s)
     times = [detail.figures.train_s + detail.figures.witness_s for detail in details]
     return SpeedExplanation(
-        sentence=_sentence(details, parts, clients),
+        sentence=_sentence(details, parts, cause, clients),
         first=details[0].figures.number,
         next=details[-1].figures.next_number,
         rounds=len(details),
@@ -166,7 +202,33 @@ def explained(details: Sequence[RoundDetail], names: Mapping[str, str]) -> Speed
         wall_s=_rounded(wall_s),
         parts=parts[:MAX_PARTS],
         clients=clients,
+        cause=cause,
     )
+
+
+def said_of(found: SpeedExplanation, phase: RunState, *, is_held: bool, took_s: float) -> str:
+    """Return what is said of a run's speed now: while no round can begin, nothing; of a finished run, its time.
+
+    Args:
+        found: the explanation of its last rounds.
+        phase: of the run.
+        is_held: whether it waits for room on a disk, or for members that rest.
+        took_s: from its first round's start to its last one's end.
+    """
+    if is_held or phase is RunState.PAUSED or not found.rounds:
+        return ""
+    if phase is not RunState.FINISHED:
+        return found.sentence
+    trains = sum(part.share for part in found.parts if part.kind == "train")
+    return f"The run took {_long_duration(took_s)}; {_percent(trains)} of its last rounds was training."
+
+
+def _long_duration(seconds: float) -> str:
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, hours = whole // 60 % 60, whole // 3600
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {whole % 60} s"
 
 
 def settled_rounds(details: Sequence[RoundDetail]) -> list[RoundDetail]:
@@ -246,126 +308,130 @@ def _rate(moved: Sequence[tuple[int | None, float | None]]) -> float | None:
     return _median([size / seconds for size, seconds in moved if size and seconds])
 
 
-@dataclass(frozen=True, slots=True)
-class _Cause:
-    """The use of a part of the time, in words.
-
-    Attributes:
-        share: of the whole time, from 0 to 1.
-        words: that follow the share.
-        is_of_time: whether they have the time as their subject ("is …"), and do not say what happens in it.
-    """
-
-    share: float
-    words: str
-    is_of_time: bool
-
-    def first(self) -> str:
-        """Return the beginning of a sentence."""
-        return f"{_percent(self.share)} of the time {self.words}"
-
-    def second(self) -> str:
-        """Return what follows it."""
-        return f"; {'' if self.is_of_time else 'in '}another {_percent(self.share)} {self.words}"
-
-
-_OF_TIME = frozenset[PartKind]({"train", "upload", "check", "document", "empty", "between", "unknown"})
-"""The kinds of parts whose words have the time as their subject."""
-
-
-def _sentence(details: Sequence[RoundDetail], parts: Sequence[TimePart], clients: Sequence[ClientMedians]) -> str:
+def _sentence(
+    details: Sequence[RoundDetail],
+    parts: Sequence[TimePart],
+    cause: SpeedCause | None,
+    clients: Sequence[ClientMedians],
+) -> str:
     if not parts:
         return NO_TIME
     kinds: dict[PartKind, float] = defaultdict(float)
     for part in parts:
         kinds[part.kind] += part.share
-    ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
-    first = ordered[0]
-    said = _cause(first, kinds[first], parts, details, clients).first()
-    if len(ordered) > 1 and kinds[second := ordered[1]] >= SECOND_SHARE:
-        if second == "train":
-            said += _Cause(kinds[second], "is training", is_of_time=True).second()
-        else:
-            said += _cause(second, kinds[second], parts, details, clients).second()
+    trains = f"training takes {_percent(kinds['train'])} of the time"
+    if cause is not None and cause.share >= NAMED_CAUSE_SHARE:
+        said = _cause(cause, parts, details, clients) + ("" if cause.kind == "train" else f"; {trains}")
+    elif kinds["train"] >= GOOD_SHARE:
+        said = f"{_capital(trains)}: only more or faster clients make the run faster"
+    else:
+        others = sorted((kind for kind in kinds if kind != "train"), key=lambda kind: (-kinds[kind], kind))
+        listed = ", ".join(f"{_NOUNS[kind]} {_percent(kinds[kind])}" for kind in others[:MAX_LISTED_KINDS])
+        said = f"{_capital(trains)}, {listed}: with more local_steps it takes a larger part"
     lost = sum(detail.figures.lost_batches for detail in details)
     batches = sum(detail.figures.batches for detail in details)
-    if first != "empty" and lost >= LOST_SHARE * max(1, batches):
+    if (cause is None or cause.kind != "empty") and lost >= LOST_SHARE * max(1, batches):
         said += f"; {_percent(lost / batches)} of the batches were lost and are trained again"
     return said + "."
 
 
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cause_of(saved: Mapping[Cause, float], wall_s: float) -> SpeedCause | None:
+    """Return the cause without which rounds would be shortest: one client's where most of it is that client's."""
+    if wall_s <= 0:
+        return None
+    found = [cause for cause, seconds in saved.items() if seconds > 0]
+    shared = [cause for cause in found if cause[1] is None or cause[0] == "train"]
+    if not shared:
+        return None
+    kind, client_id = min(shared, key=lambda cause: (-saved[cause], cause[0], cause[1] or ""))
+    if client_id is None and kind != "check":
+        single = [cause for cause in found if cause[0] == kind and cause[1] is not None]
+        own = min(single, key=lambda cause: (-saved[cause], cause[1] or ""), default=None)
+        if own is not None and saved[own] >= NAMED_SHARE * saved[kind, None]:
+            client_id = own[1]
+    return SpeedCause(kind, client_id, round(min(1.0, saved[kind, client_id] / wall_s), 4))
+
+
 def _cause(
-    kind: PartKind,
-    whole: float,
-    parts: Sequence[TimePart],
-    details: Sequence[RoundDetail],
-    clients: Sequence[ClientMedians],
-) -> _Cause:
-    """Return a cause with its share: a client's own where the words blame it, else the kind's."""
-    one = _of_one_client(kind, parts)
-    slow = None if one is None or kind != "train" else _slow_training(one, clients)
-    if one is not None and slow is not None:
-        return _Cause(one.share, slow, is_of_time=True)
-    share = whole if one is None or kind in ("train", "attest") else one.share
-    return _Cause(share, _said(kind, one, details), kind in _OF_TIME)
+    cause: SpeedCause, parts: Sequence[TimePart], details: Sequence[RoundDetail], clients: Sequence[ClientMedians]
+) -> str:
+    """Return what makes rounds long, and by how much they would be shorter without it."""
+    share, one = _percent(cause.share), None
+    if cause.client_id is not None:
+        one = next(part for part in parts if (part.kind, part.client_id) == (cause.kind, cause.client_id))
+    whose, rate = ("clients", "") if one is None else (_client(one), _speed(one.bytes_per_s))
+    match cause.kind:
+        case "train":
+            assert one is not None
+            return f"Rounds would be {share} shorter if {_slow_training(one, clients)}"
+        case "upload":
+            what = f"the upload of {whose}{rate} (a smaller codec and more local_steps make it less)"
+        case "download":
+            what = f"the download of updates by {whose}{rate} (a smaller codec and more local_steps make it less)"
+        case "data":
+            what = f"waits of {whose} for data ({_cause_of_waits(cause.client_id, details)})"
+        case "merge":
+            what = f"the outer step of {whose}"
+        case "encode":
+            what = f"the encoding of results by {whose}"
+        case "check":
+            what = "the coordinator's check of results"
+        case "replica":
+            what = f"getting {whose} ready to train (opening a trainer, or catching up)"
+        case "document":
+            what = f"the time that the run document takes to {whose} (the way from the coordinator)"
+        case "attest":
+            last = _last_witness(parts)
+            what = "attestation" + ("" if last is None else f", of which most is waiting for {_client(last)}")
+        case "missing":
+            missing = [part for part in parts if part.kind == "missing"]
+            named = _client(missing[0]) if len(missing) == 1 and missing[0].client_id is not None else "clients"
+            why = _why_missing(details)
+            return f"{share} of the time the others wait in vain for {named}, of which nothing usable comes{why}"
+        case "empty":
+            reason = next(detail.reason for detail in reversed(details) if not detail.figures.applied_rounds)
+            return (
+                f"{share} of the time goes into rounds of which nothing is applied, lastly because: {_quoted(reason)}"
+            )
+        case "between":
+            return f"{share} of the time passes between epochs (longer ones make it less)"
+        case "unknown" | "outage" | "pause":
+            silent = [part for part in parts if part.kind == "unknown" and part.client_id is not None]
+            whose = _client(silent[0]) if len(silent) == 1 else "clients"
+            return f"{share} of the time is unknown: {whose} did not report it"
+    return f"Rounds would be {share} shorter without {what}"
 
 
-def _of_one_client(kind: PartKind, parts: Sequence[TimePart]) -> TimePart | None:
-    """Return the part of the client that has most of a kind's time; None if none does."""
-    largest, *others = (part for part in parts if part.kind == kind)
+def _last_witness(parts: Sequence[TimePart]) -> TimePart | None:
+    """Return the part of the witness that was last for most of the time; None if none was."""
+    largest, *others = (part for part in parts if part.kind == "attest")
     most = NAMED_SHARE * sum(part.seconds for part in (largest, *others))
     return largest if largest.client_id is not None and largest.seconds >= most else None
 
 
-def _said(kind: PartKind, one: TimePart | None, details: Sequence[RoundDetail]) -> str:
-    """Return what the time of a kind is, in words that follow "61 % of the time"."""
-    whose = "the slowest client of each round" if one is None else _client(one)
-    rate = "" if one is None else _speed(one.bytes_per_s)
-    match kind:
-        case "train":
-            return "is training, as it should be: only more or faster clients make the run faster"
-        case "upload":
-            return f"is the upload of {whose}{rate}"
-        case "download":
-            return f"{whose} fetches the update of the round before{rate}"
-        case "data":
-            return f"{whose} waits for data ({_cause_of_waits(None if one is None else one.client_id, details)})"
-        case "merge":
-            return f"{whose} applies the update of the round before"
-        case "encode":
-            return f"{whose} encodes its result"
-        case "check":
-            return "is the coordinator's check of results"
-        case "replica":
-            return f"{whose} gets ready to train: it opens its trainer, or catches up with the run"
-        case "document":
-            return f"passes until {whose} has the run document: its connection to the coordinator"
-        case "attest":
-            return "results are in and witnesses attest them" + ("" if one is None else f", last {whose}")
-        case "missing":
-            missing = "clients" if one is None else whose
-            return f"the others wait in vain for {missing}, of which nothing usable comes{_why_missing(details)}"
-        case "empty":
-            reason = next(detail.reason for detail in reversed(details) if not detail.figures.applied_rounds)
-            return f"goes into rounds of which nothing is applied, lastly because: {_quoted(reason)}"
-        case "between":
-            return "passes between epochs (Cooldown, WaitingForMembers, Warmup)"
-        case "outage":
-            return "the coordinator is away, or the run is stopped"
-        case "unknown":
-            return f"is that of {whose}, which does not say what it does"
-
-
-def _slow_training(client: TimePart, clients: Sequence[ClientMedians]) -> str | None:
-    """Return what training is if it is slow because of this client; None if it is not."""
-    own = next((row.train_s for row in clients if row.client_id == client.client_id), None)
-    others = [row.train_s for row in clients if row.client_id != client.client_id and row.train_s is not None]
-    if own is None or not others or own <= SLOWER * median(others):
-        return None
+def _slow_training(client: TimePart, clients: Sequence[ClientMedians]) -> str:
+    own = next(row.train_s for row in clients if row.client_id == client.client_id)
+    assert own is not None
+    assert client.client_id is not None
+    usual = _usual_train_s(clients)[client.client_id]
     return (
-        f"is the training of {_client(client)}: {_duration(own)} a round, where the others' median is "
-        f"{_duration(median(others))}"
+        f"{_client(client)} trained as fast as the others: {_duration(own)} a round, their median is {_duration(usual)}"
     )
+
+
+def _usual_train_s(clients: Sequence[ClientMedians]) -> dict[str, float]:
+    """Return the others' median time of training for each client that takes much longer."""
+    known = {row.client_id: row.train_s for row in clients if row.train_s is not None}
+    found = {}
+    for client_id, own in known.items():
+        others = [train_s for other, train_s in known.items() if other != client_id]
+        if others and own > SLOWER * median(others):
+            found[client_id] = median(others)
+    return found
 
 
 def _cause_of_waits(client_id: str | None, details: Sequence[RoundDetail]) -> str:

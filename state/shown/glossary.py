@@ -54,6 +54,7 @@ WHOSE_NOBODY: Mapping[str, str] = MappingProxyType(
         "missing": "results that never came",
         "empty": "rounds of which nothing was applied",
         "between": "between epochs",
+        "pause": "paused by an operator",
         "outage": "outages of the coordinator",
         "unknown": NOT_REPORTED.label,
     }

@@ -39,6 +39,9 @@ class Situation:
         pausing: whether an operator asked for a pause.
         checkpoint_step: the replica of which a checkpoint is made; None if none is.
         total_steps: of the run.
+        silent: members that have not been heard lately, as sentences name them, each with the seconds, the longest
+            first.
+        client_timeout_s: seconds after which such a member counts as gone.
     """
 
     phase: RunState
@@ -60,13 +63,23 @@ class Situation:
     pausing: bool = False
     checkpoint_step: int | None = None
     total_steps: int = 0
+    silent: Sequence[tuple[str, float]] = ()
+    client_timeout_s: float = 0.0
 
 
 def waiting_words(now: Situation) -> str:
     """Return what a run waits for, without its name and without a time: "waits for …"."""
-    words = _words(now)
+    words = _words(now) + _silence(now)
     ends_in_pause = now.pausing and now.phase in PAUSABLE_PHASES
     return f"{words}, and then pauses, as its operator asked" if ends_in_pause else words
+
+
+def _silence(now: Situation) -> str:
+    if not now.silent:
+        return ""
+    shown = ", ".join(f"{name} (for {seconds:.0f} s)" for name, seconds in now.silent)
+    has, counts = ("has", "it counts") if len(now.silent) == 1 else ("have", "each counts")
+    return f"; {shown} {has} not been heard: {counts} as gone after {now.client_timeout_s:.0f} s"
 
 
 def _words(now: Situation) -> str:

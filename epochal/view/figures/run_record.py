@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.run_history import read_history
 from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.records import replay
+from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.operator import config_of
@@ -22,7 +23,8 @@ from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundDetail, RoundFigures
 from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberFigures
 from epochal.state.refusals import Refusal
-from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained
+from epochal.state.shown.critical_path import pauses_of
+from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained, said_of
 
 CONNECT_S = 10.0
 
@@ -97,6 +99,10 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
     details = tuple(history.details)
     silent_s = dict.fromkeys(run.members.by_id, 0.0)
     rows, gone = member_rows(run, details, history.book, silent_s, history.book.gone(MAX_MEMBERS_GONE))
+    why = explained(details, {row.client_id: row.name for row in (*gone, *rows)}, pauses_of(history.actions))
+    took_s = history.rows[-1].ended_s - history.rows[0].started_s if history.rows else 0.0
+    is_held = hold_reason(run.clock, run.members, run.state_file.config) is not None
+    said = said_of(why, run.clock.phase, is_held=is_held, took_s=took_s)
     return RunRecord(
         run_id=run.state_file.run_id,
         lineage=run.identity.lineage,
@@ -111,7 +117,7 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
         members=tuple(rows),
         gone=tuple(gone),
         evaluations=history.evaluations,
-        explanation=explained(details, {row.client_id: row.name for row in (*gone, *rows)}),
+        explanation=replace(why, sentence=said) if why.rounds else why,
         audit=await audit_store(place, recompute=False) if audits else None,
         at_s=run.clock.now_s,
     )

@@ -82,7 +82,7 @@ async def test_slow_upload_is_named_with_client_and_rate(named: NamedRun) -> Non
     client_id = named.run.client_id_of(named.clients[1])
     largest = found.parts[0]
     assert (largest.kind, largest.client_id, largest.name) == ("upload", client_id, "lab-b"), found.sentence
-    assert f"is the upload of client {client_id[:12]} ('lab-b') at " in found.sentence
+    assert f"without the upload of client {client_id[:12]} ('lab-b') at " in found.sentence
     assert largest.bytes_per_s == pytest.approx(UP_BYTES_PER_S, rel=0.3)
     status = await named.run.status()
     assert status.explanation.endswith(".")

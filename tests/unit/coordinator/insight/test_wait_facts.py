@@ -26,6 +26,21 @@ def short(*numbers: int) -> str:
     return ", ".join(sorted(client(number)[:12] for number in numbers))
 
 
+def test_silent_members_are_named_with_the_time_after_which_they_count_as_gone() -> None:
+    driver = driver_of(config__client_timeout_s=30)
+    driver.join(1)
+    driver.join(2)
+    driver.next_round()
+    heard_s = {client(1): 20.0, client(2): 14.0}
+    said = waiting_words(situation_of(driver.run, None, heard_s.__getitem__))
+    assert said.endswith(f"; {short(1)} (for 20 s) has not been heard: it counts as gone after 30 s")
+    heard_s[client(2)] = 25.0
+    said = waiting_words(situation_of(driver.run, None, heard_s.__getitem__))
+    assert said.endswith(
+        f"; {short(2)} (for 25 s), {short(1)} (for 20 s) have not been heard: each counts as gone after 30 s"
+    )
+
+
 def test_a_run_says_what_each_phase_waits_for() -> None:
     driver = driver_of()
     driver.join(1)
