@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # each worker and process of the tests would compile the modules again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick compiled test coverage test-all test-seconds check lint types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick compiled test coverage test-all test-seconds check lint format types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos mutants fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -55,6 +55,10 @@ check: lint types layers docs test  ## what CI runs
 lint: $(STAMP)  ## format and lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+format: $(STAMP)  ## write the format that `make lint` wants
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
 
 types: $(STAMP)  ## strict types
 	$(BIN)/mypy
@@ -152,5 +156,5 @@ release-check: $(STAMP) $(SUPPLY)/.installed  ## build wheel and source archive,
 	$(SUPPLY)/bin/cyclonedx-py $(SBOM) --output-file dist/epochal.cdx.json build/release/bin/python
 	cd build && release/bin/epochal --version && release/bin/epochal doctor && release/bin/epochal up
 
-clean:  ## remove what the targets made
-	rm -rf $(VENV) $(SUPPLY) runs site .fuzz .pytest_cache .testmondata* .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
+clean:  ## remove what the targets made; runs that you have started are left in runs/
+	rm -rf $(VENV) $(SUPPLY) runs/up-* site .fuzz .pytest_cache .testmondata* .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build

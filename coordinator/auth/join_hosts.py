@@ -12,6 +12,7 @@ from pathlib import Path
 
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.http.allowed_hosts import MAX_SHOWN_CHARS, canonical_host
+from epochal.runtime.http.certificate_names import names_in
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal
 
@@ -25,7 +26,7 @@ class JoinHosts:
     """
 
     def __init__(self, named: Iterable[str] = (), certificate: Path | None = None) -> None:
-        names = {canonical_host(name) for name in named} | _names_in(certificate)
+        names = {canonical_host(name) for name in named} | names_in(certificate)
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._domains = frozenset(name[2:] for name in names if name.startswith("*."))
 
@@ -55,18 +56,3 @@ def _canonical(host: str) -> str | None:
         return canonical_host(host)
     except InvalidInput:
         return None
-
-
-def _names_in(certificate: Path | None) -> set[str]:
-    """Return the names and addresses for which a certificate is valid (RFC 6125); none without a certificate."""
-    if certificate is None:
-        return set()
-    from cryptography import x509
-
-    try:
-        found = x509.load_pem_x509_certificate(certificate.read_bytes())
-        names = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return set()
-    addresses = {str(address) for address in names.get_values_for_type(x509.IPAddress)}
-    return addresses | {name.lower() for name in names.get_values_for_type(x509.DNSName)}

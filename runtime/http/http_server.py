@@ -25,6 +25,7 @@ from epochal.runtime.connections.shedding import (
     ServerConnections,
     Shed,
 )
+from epochal.runtime.http.certificate_names import dialled_host
 from epochal.runtime.http.file_sending import FileSending, can_send_files
 from epochal.state.errors import InvalidInput
 
@@ -111,9 +112,10 @@ class Endpoint:
             raise InvalidInput(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}") from error
 
     def url_of(self, listener: socket.socket) -> str:
-        """Return the base URL of a server on a socket from `bind`."""
+        """Return the base URL of a server on a socket from `bind`, as this machine reaches it."""
         port: int = listener.getsockname()[1]
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        host = dialled_host(self.host, self.tls_cert)
+        host = f"[{host}]" if ":" in host else host
         return f"{'https' if self.tls_cert else 'http'}://{host}:{port}"
 
     def server(self, app: Any, connections: ServerConnections | None = None) -> "HttpServer":

@@ -17,6 +17,7 @@ from epochal.tools.init.choices import (
     BYTES_VOCABULARY,
     LLAMAS,
     NGRAM,
+    check_vocabulary,
     chosen_codec,
     chosen_data,
     chosen_model,
@@ -30,6 +31,7 @@ from epochal.tools.plan.plan_text import plan_text
 from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
+from epochal.tools.prepare.publishing import TRAIN, Preparation, is_preparation, published
 from epochal.tools.prepare.run_files import run_id_of
 from epochal.tools.quality import MOST_OF_CODEC, codec_choices
 
@@ -45,7 +47,7 @@ MADE_UP = """The data are random bytes: this run shows that machines train toget
 (the loss of random bytes is 5.55, however long they are trained). For text of your own, make token files of it, and
 begin again with them:
   epochal prepare TEXT.txt --tokenizer bytes --out data
-  epochal init OTHER_DIR --data data/train"""
+  epochal init OTHER_DIR --data data"""
 
 Access: TypeAlias = Literal["open", "keys", "invitations"]
 
@@ -59,8 +61,8 @@ DataOption = Annotated[
     str,
     typer.Option(
         metavar="LOCATION",
-        help="Folder of token files on this machine, which a data server serves; dummy (random bytes); or an address "
-        "that every client reads itself: https://…, s3://bucket/folder, gs://…",
+        help="Folder of `epochal prepare`, or of token files, on this machine, which a data server serves; dummy "
+        "(random bytes); or an address that every client reads itself: https://…, s3://bucket/folder, gs://…",
     ),
 ]
 DataAddressOption = Annotated[
@@ -73,7 +75,12 @@ TokenSizeOption = Annotated[
     int | None, typer.Option(help="Bytes of a token in the files: 2 or 4. Default: by --vocabulary.")
 ]
 VocabularyOption = Annotated[
-    int, typer.Option(min=LEAST_NUMBER, help="Number of different tokens of the data: 256 for bytes.")
+    int | None,
+    typer.Option(
+        min=LEAST_NUMBER,
+        help="Number of different tokens of the data. Default: as `epochal prepare` made them, else "
+        f"{BYTES_VOCABULARY}, for bytes.",
+    ),
 ]
 ModelOption = Annotated[
     str | None,
@@ -83,7 +90,11 @@ ModelOption = Annotated[
     ),
 ]
 SeqLenOption = Annotated[
-    int | None, typer.Option(min=LEAST_NUMBER, help=f"Tokens of a sample. Default: 512 for {NGRAM}, else 1024.")
+    int | None,
+    typer.Option(
+        min=LEAST_NUMBER,
+        help=f"Tokens of a sample. Default: as `epochal prepare` made them, else 512 for {NGRAM}, or 1024.",
+    ),
 ]
 ClientsOption = Annotated[
     list[str] | None,
@@ -131,7 +142,7 @@ def init(
     data: DataOption = MADE_UP_DATA,
     data_address: DataAddressOption = DATA_ADDRESS,
     token_size: TokenSizeOption = None,
-    vocabulary: VocabularyOption = BYTES_VOCABULARY,
+    vocabulary: VocabularyOption = None,
     model: ModelOption = None,
     seq_len: SeqLenOption = None,
     clients: ClientsOption = None,
@@ -147,8 +158,17 @@ def init(
     if token_size not in (None, 2, 4):
         raise InvalidInput(f"--token-size {token_size}; allowed: 2 or 4")
     run_id = chosen_run_id(run_id_of(folder) if run_id is None else run_id)
+    made = _preparation(data)
+    if made is not None:
+        data = str(made.folder / TRAIN)
+        vocabulary = _as_prepared("--vocabulary", vocabulary, made.tokenizer.vocabulary)
+        token_size = _as_prepared("--token-size", token_size, made.tokenizer.token_size)
+        seq_len = seq_len or made.seq_len
+    vocabulary = vocabulary or BYTES_VOCABULARY
     token_size = token_size or (2 if vocabulary <= 1 << 16 else 4)
     found = chosen_data(data, token_size, data_address)
+    if found.folder is not None:
+        check_vocabulary(found.folder, token_size, vocabulary)
     model = model or (NGRAM if vocabulary <= BYTES_VOCABULARY else "llama-30m")
     seq_len = seq_len or (512 if model == NGRAM else 1024)
     chosen = chosen_model(model, vocabulary, seq_len)
@@ -157,7 +177,8 @@ def init(
     tokens = tokens or ("1 pass" if found.tokens else None)
     total_tokens = None if tokens is None else tokens_in_all(tokens, found)
     entries, invitation = _entries(access, allow_key or [])
-    run = NewRun(run_id, chosen, found, seq_len, chosen_codec(codec), access, entries)
+    tokenizer = None if made is None else made.tokenizer.sha256
+    run = NewRun(run_id, chosen, found, seq_len, chosen_codec(codec), access, entries, tokenizer)
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(run, groups, options, token_size, total_tokens=total_tokens, local_steps=local_steps)
     if written.proposal.notice:
@@ -169,6 +190,28 @@ def init(
     if data == MADE_UP_DATA:
         say(f"\n{MADE_UP}")
     _say_next(folder, written, invitation)
+
+
+def _preparation(data: str) -> Preparation | None:
+    """Return what `epochal prepare` made in a folder, or in that of the training split; None if it made none there.
+
+    Raises:
+        InvalidInput: its manifest is damaged, or it holds conversations, of which `prepare` writes the run's files.
+    """
+    path = Path(data)
+    folder = path.parent if path.name == TRAIN and is_preparation(path.parent) else path
+    if not is_preparation(folder):
+        return None
+    made = published(folder)
+    if made.is_chat:
+        raise InvalidInput(f"--data {data} holds conversations; {folder / FILES[0]} is a run of them, to be edited")
+    return made
+
+
+def _as_prepared(option: str, given: int | None, made: int) -> int:
+    if given not in (None, made):
+        raise InvalidInput(f"{option} {given}: `epochal prepare` made these data with {made}; allowed: that, or none")
+    return made
 
 
 def check_new(folder: Path) -> None:

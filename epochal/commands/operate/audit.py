@@ -72,6 +72,10 @@ def audit(
             "was audited last. Default: where the admin token is given.",
         ),
     ] = None,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The coordinator, for --record. Default: the one that serves the store here."),
+    ] = None,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
@@ -95,7 +99,7 @@ def audit(
         for replay in replays:
             typer.echo(_line_of(replay))
     if record or (record is None and given_token(admin_token) is not None):
-        obstacle = asyncio.run(_recorded(store, given_token(admin_token), tls_ca, asdict(report)))
+        obstacle = asyncio.run(_recorded(store, coordinator, given_token(admin_token), tls_ca, asdict(report)))
         if obstacle and record:
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
@@ -160,7 +164,7 @@ def _line_of(replay: "StoredReplay") -> str:
     )
 
 
-async def _recorded(store: str, token: str | None, tls_ca: Path | None, fields: dict[str, Any]) -> str:
+async def _recorded(store: str, url: str | None, token: str | None, tls_ca: Path | None, fields: dict[str, Any]) -> str:
     """Report an audit to the coordinator that serves a store's run; return why that is not possible, or ""."""
     from epochal.coordinator.store.open import open_store_reader
     from epochal.coordinator_client.viewer_client import ViewerClient
@@ -168,9 +172,9 @@ async def _recorded(store: str, token: str | None, tls_ca: Path | None, fields: 
     from epochal.tools.checkpoints.readable_run import StoredRun
 
     run = StoredRun(open_store_reader(store))
-    url = await run.served_at()
+    url = url or await run.served_at()
     if url is None:
-        return f"no coordinator serves {without_password(store)} on this machine now"
+        return f"no coordinator serves {without_password(store)} on this machine now; --coordinator names one elsewhere"
     if token is None:
         return f"the coordinator at {url} takes it with the admin token ({ADMIN_TOKEN_VARIABLE})"
     try:

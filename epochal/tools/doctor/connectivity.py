@@ -23,7 +23,7 @@ from epochal.tools.doctor.local_machine import PACKAGE, Finding, Machine, gib
 
 CONNECT_S = 10.0
 """Maximum time to open a connection."""
-ANSWER_S = 60.0
+ANSWER_S = 15.0
 """Maximum time of an answer."""
 ROUND_TRIPS = 3
 MAX_SKEW_S = 30.0

@@ -13,6 +13,7 @@ from epochal.trainers.sources.origin import origin_of
 from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, check_list
 
 NO_TOKENIZER = "none"
+NONE_NAMED = "no tokenizer: the run began with random parameters; --tokenizer names one"
 HINT = "--tokenizer names another place, and --tokenizer none copies no tokenizer"
 
 
@@ -72,7 +73,7 @@ def _source_of(view: RunView) -> ModelSource | str:
         return parse_source(str(origin))
     checkpoint = view.state.model.LLM.checkpoint
     if not isinstance(checkpoint, LocalCheckpoint):
-        return open_source(checkpoint) if names_a_source(checkpoint) else ""
+        return open_source(checkpoint) if names_a_source(checkpoint) else NONE_NAMED
     path = Path(checkpoint.path)
     if not path.exists():
         return f"no tokenizer: {path.absolute()}, the run's `checkpoint`, is not on this machine; --tokenizer names one"

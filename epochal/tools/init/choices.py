@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tomli_w
 
 from epochal.data_providers.file_names import NPY_SUFFIX, RAW_SUFFIXES
@@ -32,6 +33,8 @@ LLAMAS: Mapping[str, Mapping[str, int]] = {
 """Llamas by their number of parameters beside those of the vocabulary; the widths of the larger ones are as published
 for models of their size."""
 TOKEN_SUFFIXES = (*RAW_SUFFIXES, NPY_SUFFIX)
+INSPECTED_BYTES = 8 * 1024 * 1024
+"""Bytes of each file of which the tokens are compared with the vocabulary."""
 MAX_CONFIG_BYTES = 1024 * 1024
 
 
@@ -180,6 +183,19 @@ def _folder(folder: Path, token_size: int, address: str) -> ChosenData:
     except ValueError as error:
         raise InvalidInput(f"--data-address {address}: allowed: host:port") from error
     return ChosenData(f"{{ Server = {_quoted(address)} }}", folder, count // token_size)
+
+
+def check_vocabulary(folder: Path, token_size: int, vocabulary: int) -> None:
+    """Raise `InvalidInput` if one of the first tokens of a folder's files is none of a vocabulary."""
+    for path in sorted(path for path in folder.iterdir() if path.suffix in RAW_SUFFIXES):
+        with path.open("rb") as file:
+            read = file.read(INSPECTED_BYTES)
+        tokens = np.frombuffer(read[: len(read) // token_size * token_size], dtype=f"<u{token_size}")
+        if len(tokens) and (largest := int(tokens.max())) >= vocabulary:
+            raise InvalidInput(
+                f"--data {path} holds the token {largest}; --vocabulary {vocabulary} allows 0 to {vocabulary - 1}, and "
+                "--token-size says how many bytes one has"
+            )
 
 
 def _quoted(text: str) -> str:

@@ -14,6 +14,7 @@ from epochal.state.config.state_file import StateFile, dump_state, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import ClientGroup
 from epochal.tools.critical_batch import critical_batch_tokens
+from epochal.tools.init.run_text import checkpoint_every
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
@@ -109,6 +110,7 @@ def proposed(
     tokens = batches * found.sizes.tokens_per_batch
     if total_tokens is not None:
         sizes["total_steps"] = max(1, math.ceil(total_tokens / tokens))
+    sizes["checkpoint_every"] = checkpoint_every(sizes.get("total_steps", draft.config.total_steps))
     state = _with(state, config=sizes)
     timers = _timers(state, groups, options, found)
     whole = {**config, **sizes, **timers}

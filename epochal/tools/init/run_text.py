@@ -14,6 +14,8 @@ from epochal.tools.quality import loss_of_local_steps, shown_loss
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""
 MAX_WARM_UP_STEPS = 500
+MOST_CHECKPOINTS = 40
+"""Of a new run: so many points has the curve of its held-out loss (`epochal evaluate --follow`)."""
 COMMENT_COLUMN = 39
 _COMMENT = re.compile(r"^([^#\s][^#\n]*?) {2,}(# .*)$", re.MULTILINE)
 
@@ -81,6 +83,7 @@ def state_text(run: NewRun, figures: Mapping[str, Mapping[str, Any]], pin: str =
 
 
 def _config_text(run_id: str, config: Mapping[str, Any]) -> str:
+    every = checkpoint_every(int(config["total_steps"]))
     return f"""\
 # docs/state-file.md explains every line. `epochal plan state.toml --clients …` says how a round
 # will go, also after you have changed something, and `epochal check state.toml` what is wrong.
@@ -101,9 +104,14 @@ global_batch_size_start = {config["global_batch_size_start"]}             # samp
 global_batch_size_end = {config["global_batch_size_end"]}
 global_batch_size_warmup_tokens = 0
 total_steps = {config["total_steps"]}                       # rounds
-checkpoint_every = 0                    # rounds between checkpoints, beside those of each epoch; 0: none
+checkpoint_every = {every}                    # rounds; each gives a point of `epochal evaluate --follow`
 # max_share = 0.25                      # largest part of a round for one client; else docs/state-file.md says
 """
+
+
+def checkpoint_every(total_steps: int) -> int:
+    """Return the rounds between checkpoints of a run, for 20 to 40 of them; each round of a shorter run has one."""
+    return max(1, -(-total_steps // MOST_CHECKPOINTS))
 
 
 def _model_text(run: NewRun, config: Mapping[str, Any], merge: Mapping[str, Any]) -> str:

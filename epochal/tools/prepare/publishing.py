@@ -191,6 +191,14 @@ def publish(
     return left
 
 
+def is_preparation(folder: Path) -> bool:
+    """Return whether a folder holds a complete preparation."""
+    try:
+        return PREPARATION in json.loads((folder / TRAIN / MANIFEST_NAME).read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
+
+
 def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
     """Return the preparation that a folder holds, from its manifests.
 

@@ -5,6 +5,8 @@ import socket
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epochal.commands.design.init import DEFAULT_CLIENTS
 from epochal.state.config.data_file import check_together, parse_data_config
@@ -12,7 +14,7 @@ from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
 from epochal.tools.init.files import files_of
-from epochal.tools.init.run_text import NewRun
+from epochal.tools.init.run_text import NewRun, checkpoint_every
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
 from tests.support.drive.cli import run_main
@@ -199,3 +201,32 @@ def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path
     assert state_in(tmp_path / "run").config.data_fingerprint is None
     checked = run_main("check", str(tmp_path / "run" / "state.toml"))
     checked.expect(0, "everybody may join this run", "epochal fingerprint URL FINGERPRINT")
+
+
+@pytest.mark.parametrize("place", ["made", "made/train"])
+def test_what_prepare_made_is_taken_with_its_length_vocabulary_and_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("TEXT.txt").write_text("words to learn from\n" * 4000)
+    run_main("prepare", "TEXT.txt", "--tokenizer", "bytes", "--out", "made", "--seq-len", "64").expect(0)
+    run_main("init", "run", "--data", place).expect(0)
+    made, state = state_in(Path("made")), state_in(Path("run"))
+    assert state.model.LLM.max_seq_len == 64
+    assert state.model.LLM.tokenizer == made.model.LLM.tokenizer
+    assert state.model.LLM.tokenizer is not None
+    run_main("check", "run/state.toml", "--data-config", "run/data.toml").expect(0, "is valid")
+    run_main("init", "other", "--data", place, "--vocabulary", "300").expect(2, "made these data with 256")
+
+
+def test_tokens_that_the_vocabulary_lacks_are_refused_before_a_file_is_written(tmp_path: Path, tokens: Path) -> None:
+    (tokens / "more.bin").write_bytes((2047).to_bytes(2, "little") * 1000)
+    refused = run_main("init", str(tmp_path / "run"), "--data", str(tokens))
+    refused.expect(2, "more.bin holds the token 2047; --vocabulary 256 allows 0 to 255")
+    assert not (tmp_path / "run").exists()
+    run_main("init", str(tmp_path / "run"), "--data", str(tokens), "--vocabulary", "2048").expect(0)
+
+
+@given(st.integers(20, 10**7))
+def test_run_has_twenty_to_forty_checkpoints(total_steps: int) -> None:
+    assert 20 <= total_steps // checkpoint_every(total_steps) <= 40

@@ -1,0 +1,27 @@
+"""The host by which a server is reached from its own machine."""
+
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from epochal.runtime.http.certificate_names import dialled_host, names_in
+from epochal.runtime.http.http_server import Endpoint
+from tests.support.servers.certificates import self_signed
+
+
+@pytest.mark.parametrize(
+    ("listens_on", "host"),
+    [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("a.example", "a.example")],
+)
+def test_server_without_a_certificate_is_reached_at_loopback_or_its_own_name(listens_on: str, host: str) -> None:
+    assert dialled_host(listens_on, None) == host
+
+
+@pytest.mark.parametrize("name", ["localhost", "coordinator.example"])
+def test_server_of_every_address_is_reached_by_a_name_of_its_certificate(tmp_path: Path, name: str) -> None:
+    certificate, key = self_signed(tmp_path, x509.DNSName(name))
+    assert names_in(certificate) == {name}
+    endpoint = Endpoint("0.0.0.0", 0, certificate, key)
+    with endpoint.bind() as listener:
+        assert endpoint.url_of(listener) == f"https://{name}:{listener.getsockname()[1]}"
