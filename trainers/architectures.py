@@ -115,9 +115,7 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
         raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
     missing = entry.missing_modules()
     if missing:
-        allowed = (
-            f"any other, or this one after `pip install epochal[{entry.extra}]`: {' and '.join(missing)} is missing"
-        )
+        allowed = f"any other, or this one with {' and '.join(missing)}: pip install 'epochal[{entry.extra}]'"
         raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
     if not spec.is_complete:
         allowed = "a table with the keys of the model's config.json"

@@ -54,8 +54,6 @@ MAX_AUDITS = 16
 """Maximum number of audits, those that were reported last."""
 MAX_LOSSES = 512
 """Maximum number of losses of the last applied rounds."""
-RATED_ROUNDS = 16
-"""Number of the last rounds of which the speed is given."""
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
 Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | Recorded
@@ -221,13 +219,6 @@ class Projection:
     def loss(self) -> float | None:
         """The mean loss of the last applied round that has one."""
         return next((row.loss for row in reversed(self.rows) if row.loss is not None), None)
-
-    def tokens_per_s(self, since_s: float) -> float:
-        """Return the tokens applied in a second over the last rounds that have ended since a time."""
-        rows = [row for row in self.rows[-RATED_ROUNDS:] if row.ended_s >= since_s]
-        if len(rows) < 2 or rows[-1].ended_s <= rows[0].ended_s:
-            return 0.0
-        return (rows[-1].tokens_total - rows[0].tokens_total) / (rows[-1].ended_s - rows[0].ended_s)
 
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""

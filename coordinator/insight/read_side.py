@@ -13,6 +13,7 @@ from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.store_health import StoreHealth
 from epochal.state.messages.audit_reports import AuditHistory
 from epochal.state.messages.evaluation_reports import EvaluationHistory
+from epochal.state.messages.history_rows import speed_of
 from epochal.state.messages.requests import RunStatus
 from epochal.state.shown.operator_actions import ActionsPage
 from epochal.state.wire import ClientId
@@ -80,7 +81,7 @@ class ReadSide:
         coordinator = Coordinating(
             now_s=service.now_s(),
             liveness=service.liveness,
-            tokens_per_s=projection.tokens_per_s(self.since_s),
+            tokens_per_s=speed_of(projection.rows),
             blob_bytes=service.blobs.total_bytes,
             journal_bytes=service.journal_bytes,
             problem=service.health.problem,

@@ -40,7 +40,7 @@ class Coordinating:
     Attributes:
         now_s: seconds on its clock.
         liveness: when its members were last heard.
-        tokens_per_s: tokens applied in a second lately.
+        tokens_per_s: as `speed_of` its last rounds.
         blob_bytes, journal_bytes: sizes of what it keeps.
         problem: why it can keep nothing; None if it can.
     """

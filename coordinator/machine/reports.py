@@ -26,6 +26,7 @@ from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict
 from epochal.state.messages.requests import Attestation
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Refusal
+from epochal.state.shown.tries import shown_step
 from epochal.state.wire import ClientId
 
 Reported: TypeAlias = tuple[Round, tuple[Instruction, ...]]
@@ -192,8 +193,8 @@ def note_times(run: Run, event: TimesReported) -> Handled:
 
 def _round_of(current: Round | None, clock: PhaseClock, step: int, attempt: int, *, late_kind: Refusal) -> Round:
     if clock.phase not in ROUND_PHASES or current is None or not current.number.is_attempt(step, attempt):
-        found = "no round" if current is None else f"round {current.number.step} attempt {current.number.attempt}"
-        raise Refused(late_kind, f"round {step} attempt {attempt} is over or has not begun; {found} is under way")
+        found = "no round" if current is None else shown_step(current.number.step, current.number.attempt)
+        raise Refused(late_kind, f"{shown_step(step, attempt)} is over or has not begun; {found} is under way")
     return current
 
 
@@ -202,7 +203,7 @@ def _training_round(
 ) -> Round:
     current = _round_of(current, clock, step, attempt, late_kind=Refusal.LATE_RESULT)
     if clock.phase is not RunState.ROUND_TRAIN:
-        raise Refused(Refusal.LATE_RESULT, f"the {what} of round {step} attempt {attempt} came too late")
+        raise Refused(Refusal.LATE_RESULT, f"the {what} of {shown_step(step, attempt)} came too late")
     if not current.tasks.plan.assignments.get(client_id):
-        raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} has no assignment in round {step} attempt {attempt}")
+        raise Refused(Refusal.NOT_IN_ROSTER, f"client {client_id} has no assignment in {shown_step(step, attempt)}")
     return current

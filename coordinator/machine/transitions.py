@@ -22,6 +22,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import Access
 from epochal.state.intervals import counted_batches, total_batches
 from epochal.state.phase_names import RunState
+from epochal.state.shown.tries import shown_step
 from epochal.state.wire import ClientId, Seed
 
 DRAIN_ROUNDS = 3
@@ -195,7 +196,7 @@ def _leave_witness(run: Run, seed: Seed) -> Move | None:
     ended = _epoch_end_reason(run)
     if ended is not None:
         return Move("epoch_ended", ended, run, instructions)
-    return Move("next_round", f"step {run.progress.step}, attempt {run.progress.attempt + 1}", run, instructions)
+    return Move("next_round", shown_step(run.progress.step, run.progress.attempt), run, instructions)
 
 
 def _is_round_over(current: Round, clock: PhaseClock, members: RunMembers) -> bool:

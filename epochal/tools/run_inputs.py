@@ -167,7 +167,7 @@ def _lacking_libraries(spec: ModelSpec) -> str:
     """Return which libraries that the model needs are not installed, and what to do; "" if all are there."""
     entry = ARCHITECTURES[spec.architecture]
     missing = [] if spec.dummy else entry.missing_modules()
-    return f"not installed: {' and '.join(missing)}; `pip install epochal[{entry.extra}]`" if missing else ""
+    return f"not installed: {' and '.join(missing)}; pip install 'epochal[{entry.extra}]'" if missing else ""
 
 
 def vocabulary_of(state: StateFile) -> int | None:

@@ -9,6 +9,7 @@ from rich.text import Text
 from epochal.runtime.visible_text import visible
 from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.shown.glossary import FATES, PARTS
+from epochal.state.shown.tries import shown_step
 from epochal.view.waterfall import PART_WORDS, BarRow, Waterfall, waterfall
 
 COLOURS = {
@@ -80,7 +81,7 @@ def _under_way(moment: Moment) -> str:
     work = moment.document.round
     busy = [client for client in moment.under_way if client.batches]
     awaited = [client for client in busy if client.delivered_s is None]
-    step = "" if work is None else f" step {work.step}, attempt {work.attempt + 1},"
+    step = "" if work is None else f" {shown_step(work.step, work.attempt)},"
     since = "" if moment.round_s is None else f" for {moment.round_s:.1f} s:"
     came = f"{len(busy) - len(awaited)} of {len(busy)} results came"
     named = ", ".join(_who(client.client_id, client.name) for client in awaited[:MAX_AWAITED])
@@ -93,7 +94,7 @@ def _head(detail: RoundDetail) -> Text:
     length_s = figures.train_s + figures.witness_s
     applied = f"{figures.applied_batches} of {figures.batches} batches applied"
     return Text(
-        f"round {figures.number}: step {figures.step}, attempt {figures.attempt + 1}, {length_s:.2f} s, "
+        f"{shown_step(figures.step, figures.attempt)}: {length_s:.2f} s, "
         f"{figures.results} of {figures.clients} results, {applied}. {visible(detail.reason)}"
     )
 

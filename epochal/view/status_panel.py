@@ -110,7 +110,7 @@ def _head(status: RunStatus) -> Table:
     head.add_row("phase", Text.assemble(phase, remaining), "epoch", str(status.epoch))
     done = min(status.step - 1, status.total_steps)
     head.add_row(
-        "rounds", f"{done} of {status.total_steps} done", "clients", f"{status.ready_count}/{status.member_count}"
+        "steps", f"{done} of {status.total_steps} done", "clients", f"{status.ready_count}/{status.member_count}"
     )
     head.add_row("tokens", f"{status.tokens_applied:,}", "tokens/s", f"{status.tokens_per_s:,.0f}")
     losses = [loss for _, loss in status.loss_history]
@@ -231,12 +231,12 @@ def status_line(status: RunStatus) -> str:
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     for found in newest_evaluations(status.evaluations)[:1]:
         loss += f" {visible(found.name)} {found.loss:.3f} at {found.step}"
-    step = min(status.step, status.total_steps)
+    done = min(status.step - 1, status.total_steps)
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
     resting = f" resting {status.resting_count}" if status.resting_count else ""
     quarantined = f" quarantined {status.quarantined_batches}" if status.quarantined_batches else ""
     speed = f"tokens/s {status.tokens_per_s:,.0f}"
     return (
-        f"{status.run_state.value} epoch {status.epoch} round {step}/{status.total_steps}"
+        f"{status.run_state.value} epoch {status.epoch} step {done}/{status.total_steps} done"
         f" clients {status.ready_count}/{status.member_count}{resting} {speed}{loss}{quarantined}{problem}"
     )

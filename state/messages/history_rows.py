@@ -87,6 +87,20 @@ class RoundFigures(WireDocument):
         return self.number + self.rounds
 
 
+RATED_ROWS = 16
+"""Number of the last rows of which a run's speed is given."""
+
+
+def speed_of(rows: Sequence[RoundFigures]) -> float:
+    """Return the tokens applied per second of the last rows' rounds; 0 if these took no time.
+
+    What lies between rounds is no part of it: epochs' ends, pauses, and the coordinator's absence.
+    """
+    rated = rows[-RATED_ROWS:]
+    seconds = sum(row.train_s + row.witness_s for row in rated)
+    return sum(row.tokens for row in rated) / seconds if seconds > 0 else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class RoundColumns(WireDocument):
     """Rows of a history, as a list of values for each field of `RoundFigures`; all lists are of one length."""

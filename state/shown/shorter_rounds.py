@@ -18,7 +18,7 @@ CHANGEABLE: tuple[PartKind, ...] = tuple(
     if kind in ("document", "replica", "download", "merge", "data", "encode", "upload", "check")
 )
 """The parts of a client's time that may be absent: all until its result was checked, but training."""
-NOT_BESIDE_DATA = ("document", "data", "encode", "upload", "check")
+NOT_BESIDE_DATA: tuple[PartKind, ...] = ("document", "data", "encode", "upload", "check")
 """Of these, those that are not beside the arrival of data: where data are waited for, the others cost nothing."""
 LIMITING_PART = 0.1
 """Waits for data limit a client that are longer than this part of its training."""

@@ -90,3 +90,11 @@ export function visible(text) {
 export function shortId(id) {
   return id.slice(0, 12);
 }
+
+const ORDINALS = ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"];
+
+/** Return a round as people read it: "step 14", or "step 14, second try"; `attempt` is the number of earlier tries. */
+export function stepWords({ step, attempt }) {
+  if (!attempt) return `step ${whole(step)}`;
+  return `step ${whole(step)}, ${attempt <= ORDINALS.length ? `${ORDINALS[attempt - 1]} try` : `try ${attempt + 1}`}`;
+}

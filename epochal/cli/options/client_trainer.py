@@ -8,14 +8,19 @@ import asyncio
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.coordinator_client.operator import config_of
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.garbage import no_collections
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model_table import ModelSpec
+from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
+from epochal.state.errors import InvalidInput
+from epochal.state.shown.join_guide import trainer_named
 from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import (
@@ -31,11 +36,15 @@ from epochal.trainers.registry import (
 log = logging.getLogger(__name__)
 
 
+AUTO = "auto"
+"""The option's value for the trainer that the run needs."""
+
+
 class ClientTrainer:
     """The trainer of one client.
 
     Args:
-        name: of the trainer.
+        name: of the trainer; `AUTO` for the one that the run needs.
         options: of the trainers that have some.
         mesh: the mesh that trains; None for one process.
     """
@@ -44,6 +53,25 @@ class ClientTrainer:
         self._name = name
         self._options = options
         self._mesh = mesh
+
+    async def choose(self, api: CoordinatorClient) -> str:
+        """Return the trainer's name; where it is `AUTO`, that which computes the run's model, from now on.
+
+        Raises:
+            InvalidInput: the model is that of a package, which only the owner of the machine names.
+        """
+        if self._name != AUTO:
+            return self._name
+        _, state = await config_of(api)
+        spec = state.model.LLM.spec
+        name = trainer_named(spec)
+        if spec.architecture is Architecture.CUSTOM:
+            raise InvalidInput(f"this run is trained by {name!r}, of a package; --trainer names it if you trust that")
+        self._name = name
+        if self._mesh is not None:
+            self._mesh = replace(self._mesh, trainer=name)
+        log.info("trainer_chosen", extra={"trainer": name})
+        return name
 
     async def check(self, state: StateFile, spec: ModelSpec) -> None:
         """Raise what `open_trainer` would if the run cannot be trained. It imports what the trainer needs."""

@@ -92,6 +92,6 @@ def _check_installed() -> None:
     if missing:
         others = ", ".join(name for name in TRAINERS if name != TORCH)
         raise ExtraMissing(
-            f"--trainer torch needs {' and '.join(sorted(missing))}: `pip install epochal[torch]`; allowed without "
+            f"--trainer torch needs {' and '.join(sorted(missing))}: pip install 'epochal[torch]'; allowed without "
             f"it: {others}"
         )

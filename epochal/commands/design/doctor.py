@@ -52,18 +52,21 @@ def doctor(
         findings.append(Finding("Run may use", "ok", allowed))
     machine = look_at_machine(checked_spool_folder(spool))
     findings += machine.findings
+    if not as_json:
+        Console().print(_table(findings))  # before the network is asked, which may take a while
 
     async def look() -> None:
         assert url is not None
         asked = Asked(url.rstrip("/"), trusted(tls_ca), given_token(admin_token), permissions.reach)
-        findings.extend(await look_at_way(asked, machine))
+        found = await look_at_way(asked, machine)
+        findings.extend(found)
+        if not as_json:
+            Console().print(_table(found))
 
     if url is not None:
         run_to_end(look())
     if as_json:
         typer.echo(json.dumps([asdict(found) for found in findings], indent=2))
-    else:
-        Console().print(_table(findings))
     problems = sum(found.verdict == "problem" for found in findings)
     if problems:
         typer.echo(f"{problems} problem{'s' if problems > 1 else ''}: see what to do above", err=True)

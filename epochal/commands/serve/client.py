@@ -22,7 +22,7 @@ from epochal.cli.options.client_data import (
     InsecureDataOption,
     provider_opener,
 )
-from epochal.cli.options.client_trainer import ClientTrainer
+from epochal.cli.options.client_trainer import AUTO, ClientTrainer
 from epochal.cli.options.owner_terms import (
     DownloadOption,
     GpuMemoryOption,
@@ -123,7 +123,7 @@ NameOption = Annotated[
 TrainerOption = Annotated[
     str,
     typer.Option(
-        help="What computes: numpy (the embedded model), torch (transformers; needs epochal\\[torch]),"
+        help="What computes: auto (what the run needs), numpy (the embedded model), torch (transformers; needs epochal\\[torch]),"
         " remote (a training service), null (nothing; for tests), or the trainer of a package, by its name or as"
         " module:Class."
     ),
@@ -176,7 +176,7 @@ def client(
     key: KeyOption = None,
     new_key: NewKeyOption = False,
     name: NameOption = None,
-    trainer: TrainerOption = "numpy",
+    trainer: TrainerOption = AUTO,
     trainer_url: TrainerUrlOption = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
@@ -211,7 +211,8 @@ def client(
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."""
     start_logging(log_format, verbose=verbose)
-    check_trainer_name(trainer)
+    if trainer != AUTO:
+        check_trainer_name(trainer)
     verify = trusted(tls_ca)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     permissions = Permissions.of_own_run() if own_run else permissions
@@ -234,7 +235,7 @@ def client(
     if nice:
         lower_priority()
     with limited_to(bandwidth):
-        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s), terms))
+        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s, own_trainer), terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +247,7 @@ class _Joining:
     profile: ClientProfile
     dependencies: ClientDependencies
     leave_bound_s: float
+    trainer: ClientTrainer
 
 
 def _dependencies(
@@ -345,8 +347,10 @@ async def _attend(joining: _Joining, leaving: "_Leaving", begun: Callable[[Leave
     dependencies = joining.dependencies
     reach = dependencies.permissions.reach
     async with await CoordinatorClient.connect(joining.url, dependencies.retry_policy, joining.verify, reach) as api:
+        capabilities = replace(joining.profile.capabilities, trainer=await joining.trainer.choose(api))
+        profile = replace(joining.profile, capabilities=capabilities)
         logged = replace(dependencies, observer=partial(log_event, url=joining.url))
-        agent = leaving.agent = Agent(api, joining.profile, logged, joining.leave_bound_s)
+        agent = leaving.agent = Agent(api, profile, logged, joining.leave_bound_s)
         begun(agent.finish_and_withdraw)
         try:
             return await agent.run()

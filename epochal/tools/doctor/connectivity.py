@@ -64,8 +64,8 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
             if mistake is not None:
                 found, _, advice = visible(mistake).rpartition("; ")
                 return [Finding("Reachability", "problem", found, advice, "wrong-address")]
-            advice = "check the address, the port, and that no firewall is between"
-            found = f"{asked.url} does not answer: {visible(reason_of(error, asked.url))}"
+            advice = "check the address and the port; is a firewall or another program there?"
+            found = f"{asked.url} does not answer: {visible(_in_words(error) or reason_of(error, asked.url))}"
             return [Finding("Reachability", "problem", found, advice, "coordinator-unreachable")]
         runs = _runs(answer)
         if runs is None:
@@ -78,6 +78,18 @@ async def look_at_way(asked: Asked, machine: Machine) -> list[Finding]:
         for run_id in runs[:1]:
             findings += [found async for found in _needs(http, run_id, asked, machine)]
     return findings
+
+
+def _in_words(error: httpx.HTTPError) -> str:
+    """Return what httpx only names by a class; "" for what it says itself."""
+    match error:
+        case httpx.ConnectTimeout() | httpx.PoolTimeout():
+            return f"no connection within {CONNECT_S:g} s"
+        case httpx.TimeoutException():
+            return f"nothing arrived for {ANSWER_S:g} s"
+        case httpx.ReadError() if not str(error):
+            return "the connection was closed"
+    return ""
 
 
 def _unreachable(error: httpx.HTTPError) -> CoordinatorUnreachable:

@@ -23,6 +23,7 @@ from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
+from epochal.state.shown.tries import shown_progress
 from epochal.view.figures.charts import Chart, charts_of
 from epochal.view.figures.plots import drawn, has_matplotlib
 from epochal.view.figures.run_record import RunRecord
@@ -115,7 +116,7 @@ def _figure(chart: Chart) -> str:
 def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     rows = record.rows
     yield "phase", record.phase
-    yield "step", f"{min(record.step, record.total_steps):,} of {record.total_steps:,}, epoch {record.epoch:,}"
+    yield "progress", f"{shown_progress(record.step, record.total_steps)}, epoch {record.epoch:,}"
     yield "rounds that have ended", f"{rows[-1].next_number:,}" if rows else "0"
     yield "tokens applied", f"{record.tokens:,}"
     if rows:

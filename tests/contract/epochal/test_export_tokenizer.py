@@ -9,7 +9,8 @@ import pytest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.readable_run import RunView
-from epochal.tools.export.tokenizer import find_tokenizer
+from epochal.tools.export.tokenizer import NONE_NAMED, FoundTokenizer, find_tokenizer
+from epochal.tools.prepare.text_tokenizer import identity_of
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.servers.hub_server import COMMIT, REPOSITORY, fake_hub, point_at
@@ -18,8 +19,9 @@ HF = {"model_type": "llama"}
 TOKENIZER = {"tokenizer.json": b"{}"}
 
 
-def view_of(checkpoint: Any, **hf: Any) -> RunView:
-    state = state_file(model__LLM__architecture="HfLlama", model__LLM__checkpoint=checkpoint)
+def view_of(checkpoint: Any, tokenizer: str | None = None, **hf: Any) -> RunView:
+    pinned = {} if tokenizer is None else {"model__LLM__tokenizer": tokenizer}
+    state = state_file(model__LLM__architecture="HfLlama", model__LLM__checkpoint=checkpoint, **pinned)
     return RunView(state, ModelSpec.model_validate({**dict(state.model.LLM.spec), "hf": HF | hf}), (), False)
 
 
@@ -74,9 +76,24 @@ def test_tokenizer_of_a_full_path_or_of_the_option_is_taken_and_named(tmp_path: 
 
 
 def test_run_without_a_source_or_with_none_has_no_tokenizer(tmp_path: Path) -> None:
-    for view, place in ((view_of("Ephemeral"), None), (view_of({"Local": "x"}), "none")):
-        found = find_tokenizer(view, place)
-        assert (found.files, found.said) == ({}, "")
+    found = find_tokenizer(view_of("Ephemeral"), None)
+    assert (found.files, found.said) == ({}, NONE_NAMED)
+    assert find_tokenizer(view_of({"Local": "x"}), "none") == FoundTokenizer()
+
+
+def test_tokenizer_of_the_option_must_be_that_of_the_runs_data(tmp_path: Path) -> None:
+    folder, file = model_folder(tmp_path / "m"), b'{"model": {"vocab": {"a": 0}}}'
+    (folder / "tokenizer.json").write_bytes(file)
+    assert find_tokenizer(view_of("Ephemeral", tokenizer=identity_of(file)), str(folder)).files
+    with pytest.raises(InvalidInput, match=r"is another tokenizer \(.* than that of the run's data \(aaaaaaaaaaaa…"):
+        find_tokenizer(view_of("Ephemeral", tokenizer="a" * 64), str(folder))
+
+
+def test_run_of_bytes_takes_no_tokenizer_of_more_tokens(tmp_path: Path) -> None:
+    folder, state = model_folder(tmp_path / "m"), state_file()
+    (folder / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0, "b": 2047}}}')
+    with pytest.raises(InvalidInput, match="vocab_size is 256"):
+        find_tokenizer(RunView(state, state.model.LLM.spec, (), False), str(folder))
 
 
 def test_tokenizer_of_the_option_must_fit_the_model(tmp_path: Path) -> None:

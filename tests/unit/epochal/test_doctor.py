@@ -14,6 +14,7 @@ from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.explanations import explanations
 from epochal.runtime.http.http_server import Endpoint
 from epochal.state.shown.join_guide import JoinData, JoinGuide, JoinRoom
+from epochal.tools.doctor import connectivity
 from epochal.tools.doctor import local_machine as doctored
 from epochal.tools.doctor.connectivity import Asked, look_at_way, needs_of
 from epochal.tools.doctor.local_machine import Finding, Machine, merge_finding
@@ -39,6 +40,15 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
 
 async def way(url: str, trust: bool | str = True) -> dict[str, Finding]:
     return by_name(await look_at_way(Asked(url, trust), NO_MACHINE))
+
+
+async def test_address_that_accepts_and_never_answers_is_given_up_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connectivity, "ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        found = (await way(f"http://127.0.0.1:{silent.getsockname()[1]}"))["Reachability"]
+    assert (found.verdict, found.kind) == ("problem", "coordinator-unreachable")
+    assert found.found.endswith("does not answer: nothing arrived for 0.2 s")
+    assert "firewall" in found.advice
 
 
 @pytest.mark.parametrize(

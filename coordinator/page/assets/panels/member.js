@@ -1,7 +1,7 @@
 // One member's own page: "#/member/ID", as its client's log names it.
 
 import { fill, h, setText } from "../elements.js";
-import { bytes, digits, duration, moment, percent, short, visible, whole } from "../format.js";
+import { bytes, digits, duration, moment, percent, short, stepWords, visible, whole } from "../format.js";
 import { stateOf } from "../members.js";
 import { kindLink, meaning, prose } from "../refusals.js";
 import { FATES, PARTS } from "../words.js";
@@ -134,7 +134,7 @@ function roundsOf(rounds, router) {
   if (!rounds.length) return h("p", {}, "It has had no part in the last rounds.");
   const rows = rounds.toReversed().map(({ number, step, attempt, ended_s: ended, figures }) => [
     h("a", { href: router.link("round", number) }, whole(number)),
-    `${whole(step)}${attempt ? `, attempt ${attempt}` : ""}`,
+    stepWords({ step, attempt }).slice("step ".length),
     moment(ended),
     prose(`${FATES[figures.fate] ?? figures.fate}${figures.detail ? `: ${visible(figures.detail)}` : ""}`),
     whole(figures.batches),

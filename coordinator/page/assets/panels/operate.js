@@ -42,7 +42,7 @@ export default class OperatePanel {
   update(place) {
     const { document } = this.store;
     if (document !== null) {
-      setText(this.now, `Step ${whole(Math.min(document.step, document.total_steps))} of ${whole(document.total_steps)}; phase ${document.run_state}: ${PHASES[document.run_state] ?? "not known here"}.`);
+      setText(this.now, `${whole(Math.min(document.step - 1, document.total_steps))} of ${whole(document.total_steps)} steps done; phase ${document.run_state}: ${PHASES[document.run_state] ?? "not known here"}.`);
       this.lastStep.min = String(document.step);
     }
     if (this.#shownActions !== null) this.#showLog(this.#shownActions);

@@ -1,7 +1,7 @@
 // The round: a waterfall of its clients, why the run is not faster, and medians over the last rounds.
 
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, counted, duration, moment, percent, visible, whole } from "../format.js";
+import { bytes, counted, duration, moment, percent, stepWords, visible, whole } from "../format.js";
 import { glossary } from "../glossary.js";
 import { called, clientLink, isAwaited, legend, patterns, replaceWaterfall, table, waterfall } from "../widgets/waterfall.js";
 import { PARTS, PHASES, WHOSE_NOBODY } from "../words.js";
@@ -130,8 +130,8 @@ export default class RoundPanel {
     const { document: run, under_way: clients } = found;
     const isTraining = run.run_state === "RoundTrain";
     const roundS = Math.max(0.001, found.round_s ?? 0);
-    setText(heading, `The round under way: step ${whole(round.step)}`);
-    setText(said, `Attempt ${whole(round.attempt + 1)}, for ${duration(roundS)} so far: ` +
+    setText(heading, `The round under way: ${stepWords(round)}`);
+    setText(said, `For ${duration(roundS)} so far: ` +
       `${counted(round.roster_count, "client")}, ${whole(round.batches)} batches. ${awaitedWords(clients, round.roster_count)} ${this.#shownCount(clients.length, round.roster_count)}`);
     const usual = new Map(this.#explanation?.clients.map((client) => [client.client_id, client.delivered_s]));
     const span = { roundS, trainS: isTraining ? null : roundS - (found.at_s - run.phase_started_s), isUnderWay: true, usual };

@@ -8,6 +8,7 @@ import { POINTS, Rounds } from "../rounds.js";
 import { PHASES } from "../words.js";
 
 const RECENT_ROWS = 32;
+const RATED_ROWS = 16;
 const PAUSE_RATIO = 20; // a round that began so many times later than usual: the run was paused or down before it
 const EVALUATIONS_MS = 60_000;
 const CHECKPOINTS_MS = 60_000;
@@ -23,13 +24,11 @@ const X_AXES = {
   time: { label: "time", of: (rows) => rows.get("ended_s"), format: moment, space: 160 },
 };
 
-/** Return tokens a second over the last rows of the history; null without any. */
+/** Return tokens per second of the last rows' rounds, as the coordinator's `speed_of` does; null without any. */
 export function recentSpeed(rounds) {
-  const first = Math.max(0, rounds.length - RECENT_ROWS);
-  if (rounds.length === 0) return null;
-  const tokens = rounds.get("tokens").slice(first).reduce((sum, count) => sum + count, 0);
-  const seconds = rounds.get("ended_s").at(-1) - rounds.get("started_s")[first];
-  return seconds > 0 ? tokens / seconds : null;
+  const total = (name) => rounds.get(name).slice(-RATED_ROWS).reduce((sum, value) => sum + value, 0);
+  const seconds = total("train_s") + total("witness_s");
+  return seconds > 0 ? total("tokens") / seconds : null;
 }
 
 /**

@@ -39,7 +39,7 @@ def test_ordinary_run_tells_its_rounds_from_the_first_to_the_last() -> None:
         "2 members, 2 needed",
         "all 2 members are ready",
         "2 of 2 witnesses attested every result",
-        "step 2, attempt 1",
+        "step 2",
         "2 of 2 witnesses attested every result",
         "all 2 steps are done",
         "all 2 steps are done",
@@ -76,7 +76,7 @@ def test_training_ends_when_everybody_failed_or_left() -> None:
     fail(driver, 1)
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.send(stimuli.ClientWithdrew(client(2)))
-    assert reasons(driver)[-2:] == ["every assigned client failed or left", "step 1, attempt 2"]
+    assert reasons(driver)[-2:] == ["every assigned client failed or left", "step 1, second try"]
 
 
 def test_training_ends_when_all_witnesses_that_are_left_saw_everything() -> None:
@@ -114,7 +114,7 @@ def test_witnessing_ends_when_every_witness_left_or_had_its_last_word() -> None:
         driver.send(stimuli.AttestationReceived(client(number), Attestation(1, 0, driver.replica_digest(), "0")))
         assert driver.in_phase(RunState.ROUND_WITNESS)
     driver.send(stimuli.ClientWithdrew(client(4)))
-    assert reasons(driver)[-2:] == ["time is over", "step 1, attempt 2"]
+    assert reasons(driver)[-2:] == ["time is over", "step 1, second try"]
 
 
 def test_witnessing_goes_on_where_a_quorum_disagrees_on_the_replica() -> None:

@@ -134,7 +134,7 @@ def test_printed_status_is_one_line_however_narrow_the_console() -> None:
 
 def test_status_line_is_one_line() -> None:
     line = status_line(status_of(2, 2.5))
-    assert line == "RoundTrain epoch 1 round 2/2 clients 2/2 tokens/s 1,000 loss 2.500"
+    assert line == "RoundTrain epoch 1 step 2/2 done clients 2/2 tokens/s 1,000 loss 2.500"
 
 
 def test_panel_shows_how_long_clients_waited_for_data() -> None:

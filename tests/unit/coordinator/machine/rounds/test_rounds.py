@@ -64,9 +64,9 @@ def test_commitment_for_another_round_is_refused_as_late(step: int, attempt: int
 
 
 def test_late_report_is_told_which_round_is_under_way() -> None:
-    with pytest.raises(Refused, match="round 1 attempt 0 is over or has not begun; no round is under way"):
+    with pytest.raises(Refused, match="step 1 is over or has not begun; no round is under way"):
         commit(in_warmup(1, 2), client(1), "x")
-    with pytest.raises(Refused, match="round 2 attempt 0 is over or has not begun; round 1 attempt 0 is under way"):
+    with pytest.raises(Refused, match="step 2 is over or has not begun; step 1 is under way"):
         commit(in_round(1, 2), client(1), "x", step=2)
 
 
