@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -25,6 +26,13 @@ settings.register_profile(
 )
 """Few examples, the same ones each time, and none made smaller: whether a test fails is all that matters."""
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "epochal"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped, a line for each reason with its number: a missing package skips many tests."""
+    reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", ()))
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"SKIPPED [{count}] {reason.removeprefix('Skipped: ')}")
 
 
 OF_EXTRAS = frozenset({"obstore", "psycopg", "pyarrow"})

@@ -14,6 +14,7 @@ from epochal.runtime.glossary import WORDS
 from epochal.state.errors import FailureKind
 from epochal.state.refusals import Refusal
 from epochal.state.shown.glossary import FATES, NOT_REPORTED, PARTS, PHASES, WHOSE_NOBODY
+from epochal.state.shown.installing import INSTALL_NOTE
 
 
 def words_module() -> str:
@@ -26,6 +27,7 @@ def words_module() -> str:
         FATES=dict(FATES),
         PHASES={str(phase.value): words for phase, words in PHASES.items()},
         WORDS=dict(WORDS),
+        INSTALL_NOTE=INSTALL_NOTE.replace("`", ""),
     )
 
 

@@ -18,7 +18,7 @@ EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_STORE_LOST = 74
 """A coordinator could keep nothing more while it served a run (`EX_IOERR` of sysexits.h)."""
-SUMMARY = "Train one model together on machines that nobody owns together."
+SUMMARY = "Train one model together on machines that belong to different people."
 
 COMMANDS = {
     "design.init:init": (

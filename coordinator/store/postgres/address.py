@@ -97,7 +97,8 @@ def with_run(url: str, run_id: str) -> str:
 
 def _with_defaults(conninfo: str, defaults: dict[str, str | int]) -> str:
     given = conninfo_to_dict(conninfo)
-    return make_conninfo(conninfo, **{key: value for key, value in defaults.items() if key not in given})
+    found: str = make_conninfo(conninfo, **{key: value for key, value in defaults.items() if key not in given})
+    return found
 
 
 def _name(parts: SplitResult) -> str:

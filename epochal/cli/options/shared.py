@@ -1,12 +1,14 @@
 """Options that several commands share, and the settings that they read from the environment."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from epochal.cli.output.logs import LogFormat
+from epochal.runtime.connections.loopback import is_loopback
 from epochal.state.errors import InvalidInput
 
 TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
@@ -17,8 +19,22 @@ DATA_SERVER_TOKEN_VARIABLE = "EPOCHAL_DATA_SERVER_TOKEN"
 RUNS_FOLDER = Path("runs")
 """Folder for runs that are given no other place."""
 
+
+def coordinator_url(text: str) -> str:
+    """Return a coordinator's address as it may be copied: without a place on its page, and with a scheme."""
+    address = text.strip().partition("#")[0].rstrip("/")
+    if "://" in address or not _HOST_AND_PORT.fullmatch(address):
+        return address
+    host = address.rpartition(":")[0].strip("[]")
+    return f"{'http' if is_loopback(host) else 'https'}://{address}"
+
+
+_HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9.-]+):[0-9]{1,5}")
 UrlArgument = Annotated[
-    str, typer.Argument(metavar="URL", help="Address of the coordinator, such as http://host:8000.")
+    str,
+    typer.Argument(
+        metavar="URL", help="Address of the coordinator, such as http://host:8000.", callback=coordinator_url
+    ),
 ]
 HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]

@@ -20,6 +20,8 @@ from epochal.tools.prepare.publishing import TRAIN, VALIDATION, Preparation
 from epochal.tools.prepare.work_folder import discard_unfinished
 
 DEFAULTS = PrepareOptions()
+FEW_SAMPLES = 32
+"""Of fewer samples that are held out, the loss is called rough."""
 NAMED_SHOWN = 10
 
 
@@ -194,6 +196,11 @@ def _report(made: Preparation) -> None:
         say(f"  {message}")
     if made.content["validation"] != "0" and not made.samples(VALIDATION):
         say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")
+    elif 0 < made.samples(VALIDATION) < FEW_SAMPLES:
+        say(
+            f"only {made.samples(VALIDATION)} samples were held out, so that a loss on them is rough; "
+            "more with a larger --validation"
+        )
     for name in made.left:
         say(f"{made.folder / name} is yours and was left as it is: does it fit these data?")
     _say_next(made)

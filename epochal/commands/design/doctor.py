@@ -17,7 +17,7 @@ from epochal.cli.options.permission_options import (
     CredentialsForOption,
     permissions_in_words,
 )
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, trusted
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, coordinator_url, trusted
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.output.printing import run_to_end
 from epochal.runtime.permissions import Permissions
@@ -27,9 +27,17 @@ from epochal.tools.doctor.local_machine import Finding, look_at_machine
 MARKS = {"ok": ("✓", "ok", "green"), "note": ("·", "note", "yellow"), "problem": ("✗", "problem", "bold red")}
 
 
+def given_url(text: str | None) -> str | None:
+    """Return the address as `coordinator_url` does; None where none is given."""
+    return None if text is None else coordinator_url(text)
+
+
 def doctor(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Address of the coordinator whose run is to be joined.")
+        str | None,
+        typer.Argument(
+            metavar="[URL]", help="Address of the coordinator whose run is to be joined.", callback=given_url
+        ),
     ] = None,
     spool: SpoolOption = None,
     allow_local: AllowLocalOption = None,

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -97,11 +98,14 @@ def eject(
     client_id: Annotated[
         str, typer.Argument(metavar="CLIENT", help="Id of the client, or the beginning of it that `status` shows.")
     ],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal: it cannot be taken back.")] = False,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Remove a client from a run. Its key cannot join again."""
     check_client_id(client_id)
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Eject client {client_id} for ever?", abort=True)
     ejected = ask(url, tls_ca, lambda operator: eject_client(operator, client_id), required_token(admin_token))
     typer.echo(f"client {ejected} was ejected")
 

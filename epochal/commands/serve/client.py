@@ -123,9 +123,9 @@ NameOption = Annotated[
 TrainerOption = Annotated[
     str,
     typer.Option(
-        help="What computes: auto (what the run needs), numpy (the embedded model), torch (transformers; needs epochal\\[torch]),"
-        " remote (a training service), null (nothing; for tests), or the trainer of a package, by its name or as"
-        " module:Class."
+        help="What computes: auto (what the run needs), numpy (the embedded model), torch (transformers; needs "
+        "epochal\\[torch]), remote (a training service), null (nothing; for tests), or the trainer of a package, by "
+        "its name or as module:Class."
     ),
 ]
 TrainerUrlOption = Annotated[

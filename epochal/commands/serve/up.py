@@ -36,7 +36,7 @@ def up(
     trainer: Annotated[
         str,
         typer.Option(
-            help="numpy (the embedded model), torch (a Llama of a million parameters, about 4 minutes on two cores; "
+            help="numpy (the embedded model), torch (a Llama of a million parameters, a few minutes on two idle cores; "
             "needs epochal\\[torch]), or null (computes nothing, to see the coordination alone)."
         ),
     ] = "numpy",

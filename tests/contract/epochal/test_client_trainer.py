@@ -36,6 +36,6 @@ async def test_trainer_that_is_named_is_kept(tmp_path: Any) -> None:
 
 
 async def test_trainer_of_a_package_is_never_chosen_by_a_coordinator(tmp_path: Any) -> None:
-    custom = {"trainer": "somebody:Trainer"}
-    with pytest.raises(InvalidInput, match="'somebody:Trainer', of a package; --trainer names it"):
+    custom = {"trainer": "somebodys"}
+    with pytest.raises(InvalidInput, match="'somebodys', of a package; --trainer names it"):
         await chosen(tmp_path, AUTO, model__LLM__architecture="Custom", model__LLM__custom=custom)

@@ -3,6 +3,7 @@
 import { copyable, quoted } from "../widgets/copy.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, counted, visible, whole } from "../format.js";
+import { INSTALL_NOTE } from "../words.js";
 
 const ASK_EVERY_MS = 30_000;
 const KEY_FILE = "epochal.key";
@@ -21,7 +22,7 @@ export function joinCommand(guide, address, { invitation = "", data = "", name =
 
 /** Return the command that installs what the run needs. */
 export function installCommand(guide) {
-  return guide.extras.length ? `pipx install 'epochal[${guide.extras.join(",")}]'` : "pipx install epochal";
+  return guide.extras.length ? `pip install 'epochal[${guide.extras.join(",")}]'` : "pip install epochal";
 }
 
 const SOURCES = {
@@ -99,7 +100,7 @@ export default class JoinPanel {
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.ended = h("p", { class: "warning", hidden: true }, "This run has ended: a client that joins now finds nothing to train, and ends at once.");
     this.body = h("div", { hidden: true },
-      h("h2", {}, "1. Install, once"), this.install.element,
+      h("h2", {}, "1. Install, once"), this.install.element, h("p", { class: "quiet" }, INSTALL_NOTE),
       h("h2", {}, "2. Join"), this.fields, this.join.element,
       h("p", { class: "quiet" }, `The key in ${KEY_FILE} is your place in the run: with it a client that returns goes on as the same `
         + "member. Ctrl-C finishes the round and leaves. The client's log names the address of its own page here."),

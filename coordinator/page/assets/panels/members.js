@@ -137,13 +137,14 @@ export default class MembersPanel {
 
   #isShown(row) {
     const wanted = this.state.value;
-    const isWanted = wanted === "" ? this.gone.checked || row < this.#members.presentCount : this.#members.state(row) === wanted;
+    const isFinished = this.store.document?.run_state === "Finished"; // whoever took part is shown then
+    const isWanted = wanted === "" ? this.gone.checked || isFinished || row < this.#members.presentCount : this.#members.state(row) === wanted;
     return isWanted && this.#members.hasWords(row, this.#words);
   }
 
   #sayCount() {
     const present = this.#members.presentCount, { length } = this.#grid.shown;
-    const all = !present && this.#members.length ? "No member is present; those that have left can be shown" : `${whole(present)} ${present === 1 ? "member" : "members"}`;
+    const all = !present && this.#members.length ? "No member is present; those that took part have left" : `${whole(present)} ${present === 1 ? "member" : "members"}`;
     const isAll = !this.#words.length && this.state.value === "" && !this.gone.checked;
     setText(this.said, isAll ? all : present ? `${whole(length)} shown; ${all} in all` : `${whole(length)} shown; no member is present`);
   }
