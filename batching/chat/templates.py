@@ -168,7 +168,7 @@ def _compiled(source: str, name: str) -> Callable[..., str]:
     except ImportError as error:
         raise ExtraMissing(f"chat templates need jinja2: {EXTRA}") from error
 
-    class Generation(Extension):
+    class Generation(Extension):  # type: ignore[misc]  # jinja2 is not there for all who check types
         """`{% generation %} … {% endgeneration %}`: marks what the assistant wrote."""
 
         tags = {"generation"}  # noqa: RUF012 (jinja2's own form)
@@ -190,10 +190,11 @@ def _compiled(source: str, name: str) -> Callable[..., str]:
     environment.globals["raise_exception"] = refuse
     environment.filters["tojson"] = _to_json
     try:
-        return environment.from_string(source).render
+        render: Callable[..., str] = environment.from_string(source).render
     except jinja2.TemplateError as error:
         line = f", line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         raise InvalidInput(f"chat template {name}{line}: {error.message}") from error
+    return render
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:
