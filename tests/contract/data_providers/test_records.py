@@ -66,7 +66,8 @@ def zst(data: bytes) -> bytes:
     need_module("zstandard")
     import zstandard
 
-    return zstandard.compress(data)
+    compressed: bytes = zstandard.compress(data)
+    return compressed
 
 
 # Compressed, and elsewhere
