@@ -134,8 +134,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     Rule.SHOWN: (
         "*.run_id",
         "RunDocument.lineage",
-        "Receipt.lineage",
-        "Receipt.signature",
         "RunDocument.reason",
         "RunDocument.data_fingerprint",
         "Standing.result_rejected",
@@ -149,8 +147,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "StateFile.blobs.store.*",
     ),
     Rule.COMPARED: (
-        "Receipt.*s",
-        "Receipt.*step",
         "Outcome.step",
         "Outcome.attempt",
         "Outcome.entries[].assignment[].*",

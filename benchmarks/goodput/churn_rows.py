@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.goodput.reference_rows import Kind, Measured, line_of
+from benchmarks.goodput.reference_rows import FIRST, Kind, Measured, line_of
 from benchmarks.goodput.shaped_run import ShapedRun, run_text, shaped_run
 from benchmarks.goodput.training_time import Span, mean_part
 from epochal.state.errors import EpochalError
@@ -27,7 +27,7 @@ SEED = 29
 WATCHED_S = 120.0
 CLIENT_TIMEOUT_S = 10
 BEGIN_S = 240.0
-"""Maximum time until the second round begins."""
+"""Maximum time until the first round begins that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ async def churned(kind: Kind, folder: Path, round_s: float) -> Churned:
     with tempfile.TemporaryDirectory(dir=folder) as own:
         async with shaped_run(Path(own), run_text(**overrides)) as run:
             await run.start_members([line_of(kind.scaled)] * CLIENTS)
-            start_s = await run.began(2, BEGIN_S)
+            start_s = await run.began(FIRST, BEGIN_S)
             async with asyncio.TaskGroup() as tasks:
                 began_s = asyncio.get_running_loop().time()
                 for place, stays in enumerate(places):
@@ -102,9 +102,9 @@ async def churned(kind: Kind, folder: Path, round_s: float) -> Churned:
                 tasks.create_task(asyncio.sleep(WATCHED_S))
             last = max(run.round_starts_s)
             window = Span(start_s, run.round_starts_s[last])
-            if last == 2:
+            if last == FIRST:
                 raise EpochalError(f"no round ended within {WATCHED_S:g} s")
-            return Churned(mean_part(run.presences(), window), last - 2, departures(places))
+            return Churned(mean_part(run.presences(), window), last - FIRST, departures(places))
 
 
 async def measure(kind: Kind, staying: Measured, folder: Path) -> list[Figure]:

@@ -113,6 +113,19 @@ def parts_of(run: Run) -> dict[ClientId, float]:
     }
 
 
+def ahead_in(current: Round) -> frozenset[ClientId]:
+    """Return the clients that train, or have trained, for the round after this one (`merge.delay`).
+
+    A client does as soon as its own result is ready, if the next round promises it work.
+    """
+    ahead = current.ahead
+    if ahead is None or not ahead.is_promised:
+        return frozenset()
+    entries = (ahead.roster or current.tasks.roster).clients
+    given = frozenset(ClientId(entry.client_id) for entry in entries if entry.proven and entry.share)
+    return given.intersection(current.results.commitments)
+
+
 def lowered_factors(run: Run) -> dict[ClientId, float]:
     """Return the factors of those results of the last outcome that counted for less than their batches."""
     last = run.models.outcomes.get(run.progress.replica_step)

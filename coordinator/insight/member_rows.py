@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self
 
-from epochal.coordinator.insight.figures import lowered_factors, parts_of
+from epochal.coordinator.insight.figures import ahead_in, lowered_factors, parts_of
 from epochal.coordinator.insight.member_book import KnownMember, MemberBook
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.run import Run
@@ -35,9 +35,9 @@ def member_rows(
         silent_s: seconds since each of these members was last heard.
         gone: those that have left.
     """
-    lately, weights = _lately_of(details), _Weights.of(run)
+    lately, present = _lately_of(details), _Present.of(run)
     rows = [
-        _row_of(run, run.members.by_id[client_id], book.get(client_id), lately.get(client_id, ()), silent, weights)
+        _row_of(run, run.members.by_id[client_id], book.get(client_id), lately.get(client_id, ()), silent, present)
         for client_id, silent in silent_s.items()
     ]
     left = [_gone_row(known, lately.get(known.client_id, ()), run.clock.now_s) for known in gone]
@@ -54,15 +54,16 @@ def _lately_of(details: Iterable[RoundDetail]) -> dict[str, list[ClientFigures]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Weights:
-    """The members' parts of the round under way, and the factors below 1 of their last results."""
+class _Present:
+    """The members' parts of the round under way, the factors below 1 of their last results, and who trains ahead."""
 
     parts: Mapping[ClientId, float]
     factors: Mapping[ClientId, float]
+    ahead: frozenset[ClientId]
 
     @classmethod
     def of(cls, run: Run) -> Self:
-        return cls(parts_of(run), lowered_factors(run))
+        return cls(parts_of(run), lowered_factors(run), frozenset() if run.round is None else ahead_in(run.round))
 
 
 def _row_of(
@@ -71,7 +72,7 @@ def _row_of(
     known: KnownMember | None,
     lately: Sequence[ClientFigures],
     silent_s: float,
-    weights: _Weights,
+    present: _Present,
 ) -> MemberFigures:
     """Return the row of a present member.
 
@@ -81,7 +82,7 @@ def _row_of(
         known: its figures in the run's history.
         lately: its part of the last rounds.
         silent_s: seconds since it was last heard.
-        weights: of all members.
+        present: of all members.
     """
     known = known or KnownMember(member.client_id)
     rest_s = member.conduct.rest_s(run.clock.now_s)
@@ -92,9 +93,10 @@ def _row_of(
         trainer=member.trainer,
         ready=run.is_ready(member),
         in_roster=run.round is not None and member.client_id in run.round.tasks.plan.positions,
+        ahead_step=run.progress.step + 1 if member.client_id in present.ahead else None,
         share=0 if run.round is None else total_batches(run.round.tasks.plan.assignments.get(member.client_id, ())),
-        part=weights.parts.get(member.client_id, 0.0),
-        factor=weights.factors.get(member.client_id),
+        part=present.parts.get(member.client_id, 0.0),
+        factor=present.factors.get(member.client_id),
         claim=member.claim,
         missed=member.conduct.misses,
         last_miss=member.conduct.last_miss,

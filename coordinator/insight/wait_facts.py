@@ -5,6 +5,7 @@ from heapq import nsmallest
 from itertools import islice
 from typing import TypeAlias
 
+from epochal.coordinator.insight.figures import ahead_in
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
@@ -53,6 +54,8 @@ def situation_of(run: Run, problem: str | None = None, silent_s: SilentS | None 
         quorum=0 if current is None else current.tasks.plan.quorum,
         attested=attested,
         results=0 if current is None else len(current.results.verified),
+        ahead=0 if current is None else len(ahead_in(current)),
+        step=run.progress.step,
         pausing=run.progress.pause_pending,
         checkpoint_step=None if run.models.checkpointing is None else run.models.checkpointing.step,
         total_steps=run.last_step,

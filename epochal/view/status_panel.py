@@ -208,6 +208,8 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"), overflow="fold")
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
+        if member.ahead_step is not None:
+            state = f"trains ahead, step {member.ahead_step}"
         if member.rest_s is not None:
             state = f"rests {member.rest_s:.0f} s"
         loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"

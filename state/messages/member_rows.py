@@ -29,6 +29,7 @@ class MemberFigures(WireDocument):
         name, software, trainer: its own words; "" where it says nothing.
         ready: whether it holds the model and the run's data, and does not rest.
         in_roster: whether it has a part in the round under way.
+        ahead_step: step of the next round, if it trains, or has trained, for that one already; else None.
         share: number of batches that it has in the round under way.
         part: of the batches of the round under way, those that it has; 0 to 1.
         factor: for how much its result counted in the last outcome, if that was for less than its batches; else None.
@@ -58,6 +59,7 @@ class MemberFigures(WireDocument):
     trainer: str = ""
     ready: bool = False
     in_roster: bool = False
+    ahead_step: Count | None = None
     share: float = 0.0
     part: float = 0.0
     factor: float | None = None
@@ -91,6 +93,7 @@ class MemberColumns(WireDocument):
     trainer: tuple[str, ...]
     ready: tuple[bool, ...]
     in_roster: tuple[bool, ...]
+    ahead_step: tuple[Count | None, ...]
     share: tuple[float, ...]
     part: tuple[float, ...]
     factor: tuple[float | None, ...]

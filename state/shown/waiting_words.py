@@ -36,6 +36,8 @@ class Situation:
         quorum: number of witnesses that must agree.
         attested: number of witnesses that attested every result.
         results: number of results that are in.
+        ahead: number of clients that train for the next step already, or have done so.
+        step: of the round under way.
         pausing: whether an operator asked for a pause.
         checkpoint_step: the replica of which a checkpoint is made; None if none is.
         total_steps: of the run.
@@ -60,6 +62,8 @@ class Situation:
     quorum: int = 0
     attested: int = 0
     results: int = 0
+    ahead: int = 0
+    step: int = 0
     pausing: bool = False
     checkpoint_step: int | None = None
     total_steps: int = 0
@@ -70,6 +74,10 @@ class Situation:
 def waiting_words(now: Situation) -> str:
     """Return what a run waits for, without its name and without a time: "waits for …"."""
     words = _words(now) + _silence(now)
+    if now.ahead:
+        words += (
+            f", while {now.ahead} client{' trains' if now.ahead == 1 else 's train'} ahead, for step {now.step + 1}"
+        )
     ends_in_pause = now.pausing and now.phase in PAUSABLE_PHASES
     return f"{words}, and then pauses, as its operator asked" if ends_in_pause else words
 

@@ -130,6 +130,10 @@ async def test_filter_finds_by_name_id_version_and_state(
         await page.get_by_label("State").select_option("resting")
         wanted = sum(rest is not None for rest in columns["rest_s"])
         await said(page, f"{wanted:,} shown; 10,000 members in all")
+        await page.get_by_label("State").select_option("training ahead")
+        wanted = sum(step is not None for step in columns["ahead_step"])  # none of them rests
+        await said(page, f"{wanted:,} shown; 10,000 members in all")
+        assert {row["State"] for row in await rows(page)} == {"training ahead, step 7"}
 
 
 async def test_those_that_have_left_are_shown_if_wanted(

@@ -4,7 +4,8 @@ import { shortId } from "./format.js";
 
 /** States of a member, as the page calls them. Those that have left are no members any more. */
 export const LEFT = "left";
-export const STATES = ["in the round", "ready", "preparing", "resting"];
+const AHEAD = "training ahead"; // for the round after this one
+export const STATES = ["in the round", AHEAD, "ready", "preparing", "resting"];
 
 export class MemberColumns {
   #present;
@@ -63,6 +64,13 @@ export class MemberColumns {
 export function stateOf(get) {
   if (get("left")) return LEFT;
   if (get("rest_s") !== null) return "resting";
+  if (get("ahead_step") !== null) return AHEAD;
   if (get("in_roster")) return "in the round";
   return get("ready") ? "ready" : "preparing";
+}
+
+/** Return the state of a member in words: with the step for which it trains ahead. */
+export function stateWords(get) {
+  const state = stateOf(get);
+  return state === AHEAD ? `${state}, step ${get("ahead_step")}` : state;
 }

@@ -88,22 +88,27 @@ def audit(
     drawn = secrets.randbelow(2**31) if seed is None else seed
     dependencies = _dependencies(trainer, device, precision, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
-    if as_json:
-        fields = asdict(report) | ({"retrained": list(map(asdict, replays)), "seed": drawn} if retrain else {})
-        typer.echo(json.dumps(fields, indent=2))
-    else:
-        fields = asdict(report)
-        print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
-        if retrain:
-            typer.echo(f"{len(replays)} results trained again, drawn with --seed {drawn}:")
-        for replay in replays:
-            typer.echo(_line_of(replay))
+    _show(report, replays, drawn if retrain else None, as_json=as_json)
     if record or (record is None and given_token(admin_token) is not None):
         obstacle = asyncio.run(_recorded(store, coordinator, given_token(admin_token), tls_ca, asdict(report)))
         if obstacle and record:
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
     raise typer.Exit(0 if report.passed and all(replay.passes for replay in replays) else 1)
+
+
+def _show(report: AuditReport, replays: "list[StoredReplay]", drawn: int | None, *, as_json: bool) -> None:
+    """Print an audit, and the results that were trained again if there are any: `drawn` is the seed that drew them."""
+    fields = asdict(report)
+    if as_json:
+        again = {} if drawn is None else {"retrained": list(map(asdict, replays)), "seed": drawn}
+        typer.echo(json.dumps(fields | again, indent=2))
+        return
+    print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
+    if drawn is not None:
+        typer.echo(f"{len(replays)} results trained again, drawn with --seed {drawn}:")
+    for replay in replays:
+        typer.echo(_line_of(replay))
 
 
 async def _audited(

@@ -342,8 +342,11 @@ class PlayedRun:
             self._at(found.committed_s - group.round_trip_s / 2, stimuli.ResultReceived(client.client_id, report))
 
     def _is_eager(self, client: PlayedClient, current: Round) -> bool:
-        starts, proven = current.tasks.starts, current.tasks.plan.electorate
-        return starts is not None and client.client_id in starts.results and client.client_id in proven
+        """Return whether a client trains ahead: only proven ones know their work before the round."""
+        starts, client_id = current.tasks.starts, client.client_id
+        if starts is None or client_id not in starts.results:
+            return False
+        return current.tasks.roster.clients[current.tasks.plan.positions[client_id]].proven
 
     def _attest(self) -> None:
         """Let witnesses attest all results once they know them."""

@@ -107,7 +107,7 @@ def test_tokenizer_of_the_option_must_fit_the_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hf", [{}, {"vocab_size": 300}])
-def test_tokenizer_of_the_option_that_is_not_json_is_refused(tmp_path: Path, hf: dict[str, int]) -> None:
+def test_tokenizer_of_the_option_that_is_not_json_is_refused(tmp_path: Path, hf: dict[str, Any]) -> None:
     folder = model_folder(tmp_path / "m")
     (folder / "tokenizer.json").write_text('{"model"')
     with pytest.raises(InvalidInput, match=r"m/tokenizer\.json is not JSON"):

@@ -25,6 +25,7 @@ def _row(chance: random.Random, number: int) -> dict[str, Any]:
         "trainer": chance.choice(("torch", "numpy")),
         "ready": not is_new,
         "in_roster": number % 2 == 0,
+        "ahead_step": 7 if number % 4 == 0 else None,
         "share": chance.randrange(1, 9),
         "part": 0.001,
         "factor": 0.5 if number % 50 == 3 else None,

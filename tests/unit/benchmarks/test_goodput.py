@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.figures import Figure
-from benchmarks.goodput import churn_rows, exchange_rows, speed_rows
+from benchmarks.goodput import churn_rows, exchange_rows, reference_rows, speed_rows
 from benchmarks.goodput.churn_rows import departures, trace
 from benchmarks.goodput.member_rows import expected_cpu_s
 from benchmarks.goodput.page import Before, before_table
@@ -25,7 +25,13 @@ from benchmarks.goodput.shaped_run import run_text
 from benchmarks.goodput.training_time import Presence, Span, mean_part, percentile, trained_spans, training_parts
 from benchmarks.rounds.scale_load import Case, Measured
 from epochal.state.config.state_file import parse_state
+from epochal.state.round_model import RoundModel
+from epochal.tools.plan.planner import SETTLING_ROUNDS
+from epochal.tools.plan.plans import PlanOptions
+from epochal.tools.plan.played_run import PlayedRound, PlayedRun
+from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import parse_clients
+from epochal.tools.plan.sizes import sizes_of
 from epochal.trainers.first_parameters import model_layout
 
 WINDOW = Span(10.0, 20.0)
@@ -183,3 +189,24 @@ def test_page_shows_each_figure_beside_the_earlier_one() -> None:
     assert "| a round | 1.00 s | 2.5 s |" in text
     assert "| members | 0.50 ms | not measured: too slow |" in text
     assert "| new | 1.00 s |  |" in text
+
+
+def test_measured_rounds_of_a_run_with_delay_are_trained_ahead() -> None:
+    plan = {**REFERENCE.plan, "round_s": 300.0, "groups": [{"parts": {"training": 300.0}}]}
+    advised = Planned({**REFERENCE.tables, "merge": {"codec": "int4", "delay": 1}}, plan)
+    run = scaled(advised, reference_rows.ROUND_S)
+    state = parse_state(run_text(**run.overrides(reference_rows.CLIENTS)), "scaled")
+    groups = [parse_clients(run.clients(reference_rows.CLIENTS))]
+    options, sizes = PlanOptions(), sizes_of(state, None)
+    encodings = state.merge.codec, state.merge.update_codec
+    model = RoundModel(sizes, options.links, options.costs, *encodings, False, reference_rows.CLIENTS)
+    played = PlayedRun(state, groups, model, Scale.of(state, groups, options.most_played))
+    played.play(SETTLING_ROUNDS + 1)
+    settled_s = _length_s(played.rounds[-1])
+    assert _length_s(played.rounds[reference_rows.FIRST - 2]) > 1.3 * settled_s
+    for found in played.rounds[reference_rows.FIRST - 1 :]:
+        assert _length_s(found) == pytest.approx(settled_s, rel=0.05)
+
+
+def _length_s(found: PlayedRound) -> float:
+    return found.ended_s - found.started_s

@@ -204,9 +204,7 @@ def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path
 
 
 @pytest.mark.parametrize("place", ["made", "made/train"])
-def test_what_prepare_made_is_taken_with_its_length_vocabulary_and_tokenizer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_what_prepare_made_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TEXT.txt").write_text("words to learn from\n" * 4000)
     run_main("prepare", "TEXT.txt", "--tokenizer", "bytes", "--out", "made", "--seq-len", "64").expect(0)
@@ -219,7 +217,7 @@ def test_what_prepare_made_is_taken_with_its_length_vocabulary_and_tokenizer(
     run_main("init", "other", "--data", place, "--vocabulary", "300").expect(2, "made these data with 256")
 
 
-def test_tokens_that_the_vocabulary_lacks_are_refused_before_a_file_is_written(tmp_path: Path, tokens: Path) -> None:
+def test_tokens_that_the_vocabulary_lacks_are_refused_first(tmp_path: Path, tokens: Path) -> None:
     (tokens / "more.bin").write_bytes((2047).to_bytes(2, "little") * 1000)
     refused = run_main("init", str(tmp_path / "run"), "--data", str(tokens))
     refused.expect(2, "more.bin holds the token 2047; --vocabulary 256 allows 0 to 255")

@@ -2,7 +2,7 @@
 
 import { fill, h, setText } from "../elements.js";
 import { bytes, digits, duration, moment, percent, short, stepWords, visible, whole } from "../format.js";
-import { stateOf } from "../members.js";
+import { stateWords } from "../members.js";
 import { kindLink, meaning, prose } from "../refusals.js";
 import { FATES, PARTS } from "../words.js";
 
@@ -63,7 +63,7 @@ export default class MemberPanel {
 
   #show(answer) {
     const { figures: row } = answer;
-    const state = stateOf((name) => row[name] ?? null);
+    const state = stateWords((name) => row[name] ?? null);
     this.#name(row);
     setText(this.said, row.left
       ? `It left ${duration(row.silent_s)} ago: ${visible(row.left)}.`

@@ -3,7 +3,7 @@
 import { Grid } from "../widgets/grid.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, digits, duration, percent, short, visible, whole } from "../format.js";
-import { LEFT, MemberColumns, STATES } from "../members.js";
+import { LEFT, MemberColumns, STATES, stateWords } from "../members.js";
 
 const ASK_EVERY_MS = 4_000;
 const ASK_MANY_EVERY_MS = 15_000; // of many members: the answer has a megabyte
@@ -24,8 +24,8 @@ function columnsOf(of) {
       ...text("name", "Member", "Its name if it has chosen one, else the beginning of its id", 18, (row) => of().called(row)),
       value: (row) => of().get("name", row), tie: (row) => of().id(row),
     },
-    text("state", "State", "Whether it has work in this round, is ready, prepares, rests after missed rounds, or why it left", 12,
-      (row) => of().get("left", row) || of().state(row)),
+    text("state", "State", "Whether it has work in this round, trains for the next one already, is ready, prepares, rests after missed rounds, or why it left", 16,
+      (row) => of().get("left", row) || stateWords((name) => of().get(name, row))),
     number("share", "Batches", "Batches of this round that it has: as many as it does in the time that the others take", 7, (row) => of().get("share", row), whole),
     number("part", "Part", "Part of this round's data that it carries; nobody gets more than a ceiling, however fast it is", 6, (row) => of().get("part", row), percent),
     number("factor", "Counted", "For how much of its weight its last result counted, if for less: it was longer than usual, or more of the merge than one member may be", 8,

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.insight.member_book import MemberBook
+from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.wait_facts import situation_of
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.run import Run
@@ -26,7 +28,7 @@ def short(*numbers: int) -> str:
     return ", ".join(sorted(client(number)[:12] for number in numbers))
 
 
-def test_silent_members_are_named_with_the_time_after_which_they_count_as_gone() -> None:
+def test_silent_members_are_named_with_when_they_count_as_gone() -> None:
     driver = driver_of(config__client_timeout_s=30)
     driver.join(1)
     driver.join(2)
@@ -77,6 +79,25 @@ def test_witness_that_lacks_a_result_has_not_attested_all() -> None:
     assert words(driver.run) == "has all results, and waits for witnesses to attest them: 0 did, 2 must agree"
     driver.attest(client(1))
     assert words(driver.run) == "has all results, and waits for witnesses to attest them: 1 did, 2 must agree"
+
+
+def test_clients_with_a_result_train_ahead_of_the_round_that_was_promised() -> None:
+    driver = driver_of(merge__delay=1)
+    driver.join(1, 2, 3)
+    driver.next_round()
+    driver.deliver(client(1))
+    assert "ahead" not in words(driver.run), "nobody is proven yet, so that no work is known before its round"
+    driver.deliver(client(2), client(3))
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    assert driver.run.progress.step == 2
+    assert "ahead" not in words(driver.run), "no result is ready"
+    driver.deliver(client(1))
+    assert words(driver.run).endswith(", while 1 client trains ahead, for step 3")
+    driver.deliver(client(2))
+    assert words(driver.run).endswith(", while 2 clients train ahead, for step 3")
+    silent_s = dict.fromkeys(driver.run.members.by_id, 0.0)
+    rows, _ = member_rows(driver.run, (), MemberBook(), silent_s)
+    assert {row.client_id: row.ahead_step for row in rows} == {client(1): 3, client(2): 3, client(3): None}
 
 
 def test_many_awaited_clients_are_counted() -> None:

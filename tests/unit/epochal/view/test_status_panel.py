@@ -125,6 +125,16 @@ def test_status_shows_who_rests_and_for_what() -> None:
     assert "clients 14/14 resting 1 " in status_line(status)
 
 
+def test_status_shows_who_trains_ahead_and_for_which_step() -> None:
+    status = status_of(2, None)
+    status = replace(status, members=(replace(status.members[0], ahead_step=13), *status.members[1:]))
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(status))
+    shown = console.export_text()
+    assert shown.count("trains ahead, step 13") == 1
+    assert shown.count("in round") == 1
+
+
 def test_printed_status_is_one_line_however_narrow_the_console() -> None:
     console = Console(file=StringIO(), width=20)
     plain_lines(console)(status_of(2, 2.5), ["a note that is longer than the console"])

@@ -14,7 +14,7 @@ from tests.support.servers.certificates import self_signed
     ("listens_on", "host"),
     [("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("127.0.0.1", "127.0.0.1"), ("a.example", "a.example")],
 )
-def test_server_without_a_certificate_is_reached_at_loopback_or_its_own_name(listens_on: str, host: str) -> None:
+def test_server_without_certificate_is_reached_at_loopback_or_its_name(listens_on: str, host: str) -> None:
     assert dialled_host(listens_on, None) == host
 
 

@@ -97,7 +97,7 @@ async def test_every_replica_since_the_older_checkpoint_is_rebuilt_in_any_order(
             assert (held.step, replica_digest(held.replica)) == (step, kept.digest(step))
 
 
-async def test_replica_that_is_held_is_not_fetched_again_and_the_next_one_needs_one_update() -> None:
+async def test_replica_that_is_held_is_not_fetched_again() -> None:
     async with kept_run() as (kept, replicas):
         await replicas.at(kept.first + 1, kept.digest(kept.first + 1))
         before = len(kept.fetched)
