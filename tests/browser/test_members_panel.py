@@ -152,7 +152,7 @@ async def test_those_that_have_left_are_shown_if_wanted(
         await said(page, "4 members")
         await play(page, {"members": many | {"members": {name: [] for name in few}, "gone": gone}})
         await page.reload()
-        await said(page, "No member is present; those that have left can be shown")
+        await said(page, "No member is present; those that took part have left")
         assert complaints.unexpected == []
 
 

@@ -22,7 +22,7 @@ def terminate(terminal: Terminal) -> None:
 async def test_screen_scrolls_by_keys_and_follows_the_terminals_size(tmp_path: Path) -> None:
     async with restarted_run(tmp_path / "run") as run, in_terminal("watch", run.url) as terminal:
         await run.play(2)
-        await terminal.until("round 1: step 2")
+        await terminal.until("step 2: ")
         terminal.resize(60, 10)
         await terminal.until("lines 1 to 7 of")
         terminal.press(PAGE_DOWN)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from epochal.cli.options.torch_trainer import check_goes_with_torch
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import config_of
 from epochal.data_providers.tcp.client_connection import DataServerAccess
@@ -32,6 +33,7 @@ from epochal.trainers.registry import (
     open_mesh_trainer,
     open_trainer,
 )
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +60,8 @@ class ClientTrainer:
         """Return the trainer's name; where it is `AUTO`, that which computes the run's model, from now on.
 
         Raises:
-            InvalidInput: the model is that of a package, which only the owner of the machine names.
+            InvalidInput: the model is that of a package, which only the owner of the machine names, or options were
+                given that go with another trainer.
         """
         if self._name != AUTO:
             return self._name
@@ -67,6 +70,7 @@ class ClientTrainer:
         name = trainer_named(spec)
         if spec.architecture is Architecture.CUSTOM:
             raise InvalidInput(f"this run is trained by {name!r}, of a package; --trainer names it if you trust that")
+        check_goes_with_torch(None if self._options.torch is DEFAULT_TORCH_OPTIONS else self._options.torch, name)
         self._name = name
         if self._mesh is not None:
             self._mesh = replace(self._mesh, trainer=name)

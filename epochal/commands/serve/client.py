@@ -81,6 +81,7 @@ from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import MAX_SHARE
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.requests import Capabilities
+from epochal.trainers.architectures import NUMPY
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
@@ -221,7 +222,9 @@ def client(
     torch = torch_options(device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
-    mesh_options = _mesh_options(trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice)
+    mesh_options = _mesh_options(
+        NUMPY if trainer == AUTO else trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice
+    )
     own_trainer = ClientTrainer(trainer, options, mesh_options)
     dependencies = replace(
         _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),

@@ -207,7 +207,7 @@ def test_check_without_the_libraries_of_a_model_says_what_was_not_compared(
 ) -> None:
     monkeypatch.setattr("epochal.trainers.architectures.find_spec", lambda name: None)
     ran = checked(tmp_path, state_text(**HF_LLAMA, model__LLM__hf=LLAMA))
-    ran.expect(0, "tokens were not compared", "not installed: torch and transformers; `pip install epochal[torch]`")
+    ran.expect(0, "tokens were not compared", "not installed: torch and transformers; pip install 'epochal[torch]'")
     folder = write_model(tmp_path / "model", {"w": np.ones((2, 3), np.float32)})
     ran = checked(tmp_path, state_text(**HF_LLAMA, model__LLM__checkpoint={"Local": str(folder)}))
     ran.expect(0, "model.LLM.checkpoint was not opened: not installed: torch and transformers")
