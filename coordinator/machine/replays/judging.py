@@ -64,8 +64,8 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
     Raises:
         Refused: `forbidden` for a verifier that lost its role, `not-now` in a run without `[verify]`, `overloaded` for
             one pair of classes too many, or if too many verifiers lost their role; of a result, `stale-round` or
-            `not-found` if its replay is not open, and `already-committed` if the verifier has reported it in this
-            class.
+            `not-found` if its replay is not open, and `already-committed` if the verifier has reported it, unless others
+            dispute it and no other verifier is there that has not.
     """
     if run.state_file.verify is None:
         raise Refused(Refusal.NOT_NOW, "this run has no [verify]: nothing is computed again")
@@ -170,9 +170,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     for one in task.reports:
         if one.verifier == name and one.report == report:
             return run, ()
-        if one.verifier == name and (
-            not task.is_disputed or (has_others and one.report.replay_class == report.replay_class)
-        ):
+        if one.verifier == name and (not task.is_disputed or has_others):
             message = f"verifier {name} has reported the result of step {report.step} of client {report.client_id}"
             raise Refused(Refusal.ALREADY_COMMITTED, message)
     pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)

@@ -453,7 +453,7 @@ def test_verifier_that_passes_everything_is_found_by_a_lie_that_is_known() -> No
     assert test.answer == LIE
     assert only(report(driver, test, 0.0, "bad"), VerifierTested).is_refused
     report(driver, one, LIE, "i")
-    assert only(report(driver, one, LIE, "h", took_ms=9, replay_class=GPU), Convicted).client_id == one.client_id
+    assert only(report(driver, one, LIE, "j", replay_class=GPU), Convicted).client_id == one.client_id
 
 
 def test_honest_verifier_passes_its_test_and_keeps_its_role() -> None:
@@ -469,12 +469,24 @@ def test_honest_verifier_passes_its_test_and_keeps_its_role() -> None:
     assert driver.run.members.verification.verifiers["h"].doubt == ""
 
 
-def test_verifier_alone_against_another_convicts_nobody() -> None:
+def test_verifier_beside_others_reports_a_result_once_whatever_classes_it_names() -> None:
     driver, newcomer = with_newcomer()
     heard(driver, "bad", "h")
     (exam,) = open_of(driver, newcomer)
     report(driver, exam, LIE, "bad")
+    for other in (GPU, "bf16/other"):
+        with refused("already-committed"):
+            report(driver, exam, LIE, "bad", replay_class=other)
+    assert newcomer in driver.run.members
     report(driver, exam, HONEST, "h")
+
+
+def test_verifier_alone_against_another_convicts_nobody() -> None:
+    driver, newcomer = with_newcomer()
+    heard(driver, "bad")
+    (exam,) = open_of(driver, newcomer)
+    report(driver, exam, LIE, "bad")
+    report(driver, exam, HONEST, "v")
     assert only(report(driver, exam, LIE, "bad", replay_class=GPU), ReplayJudged).verdict == "unclear"
     assert newcomer in driver.run.members
     assert open_of(driver, newcomer) == []
