@@ -64,7 +64,7 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
     Raises:
         Refused: `forbidden` for a verifier that lost its role, `not-now` in a run without `[verify]`, `overloaded` for
             one pair of classes too many, or if too many verifiers lost their role; of a result, `stale-round` or
-            `not-found` if its replay is not open, and `already-committed` if the verifier has reported it, unless others
+            `not-found` if its replay is not open, `already-committed` if the verifier has reported it, unless others
             dispute it and no other verifier is there that has not.
     """
     if run.state_file.verify is None:
