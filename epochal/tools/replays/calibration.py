@@ -84,7 +84,7 @@ class Calibration:
 
     async def _pieces(self) -> AsyncIterator[tuple[Outcome, OutcomeEntry]]:
         """Yield the kept rounds' pieces of work, the oldest first, and then those of every round that follows."""
-        step = 0
+        step = await self._replicas.oldest()
         while True:
             document = self._run.document
             assert document is not None, "the run is followed"

@@ -12,8 +12,9 @@ from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import Worker
 from epochal.state.documents import CheckpointRef
-from epochal.state.errors import InvalidDocument
+from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.model.replica import examine_checkpoint, examined_replica
+from epochal.state.refusals import Refusal
 from epochal.state.updates import UpdateHeader, decode_update
 from epochal.state.wire import Blake3
 
@@ -61,17 +62,30 @@ class PastReplicas:
             SpoolFull: there is no room.
             Diverged, UnsoundArithmetic: as `Merger.applied`.
         """
-        held = await self._nearest(step)
-        while held.step < step:
-            held = self._keep(await self._next(held))
+        try:
+            held = await self._rebuilt(await self._nearest(step), step)
+        except Refused as refusal:
+            if refusal.kind is not Refusal.NOT_FOUND:
+                raise
+            self.forget()  # what follows on those held is deleted, as after a long absence: a later checkpoint is kept
+            held = await self._rebuilt(await self._nearest(step), step)
         if held.digest != digest:
             self.forget()
             message = f"replica {step} is rebuilt with digest {held.digest}; the run agreed on {digest}"
             raise InvalidDocument(message, step=step)
         return held
 
+    async def _rebuilt(self, held: HeldReplica, step: int) -> HeldReplica:
+        while held.step < step:
+            held = self._keep(await self._next(held))
+        return held
+
+    async def oldest(self) -> int:
+        """Return the step of the oldest kept checkpoint, before which nothing can be rebuilt; 0 without one."""
+        return min((checkpoint.step for checkpoint in await self._checkpoints()), default=0)
+
     async def _nearest(self, step: int) -> HeldReplica:
-        """Return the last replica up to `step` that is held, or a later one that is kept as a checkpoint."""
+        """Return the last replica up to `step` that is held; if there is none, that of the last checkpoint up to it."""
         found = max((held for held in self._held if held <= step), default=None)
         if found is not None:
             return self._held[found]
