@@ -76,6 +76,31 @@ async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed
         assert await second.wait(BOUND_S) == 0, second.log_tail()
 
 
+async def test_verifier_that_was_away_goes_on_from_a_later_checkpoint(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=2, **VERIFIED | {"config__checkpoint_every": 4}) as run:
+        for _ in range(2):
+            await run.start_client()
+        verifier = await start_verifier(run, "verifier-1")
+        await distances(run, verifier, 2)
+        verifier.process.send_signal(signal.SIGSTOP)
+        step = run.events(run.coordinator, "outcome_decided")[-1]["step"]
+        await run.until(in_training(step + 30))  # the updates since the verifier's replicas are deleted
+        verifier.process.send_signal(signal.SIGCONT)
+        await distances(run, verifier, 6)
+
+
+async def test_verifier_with_other_data_ends_before_it_reports(tmp_path: Path) -> None:
+    others = tmp_path / "others"
+    others.mkdir()
+    (others / "tokens.bin").write_bytes(bytes(1 << 16))
+    async with real_run(tmp_path, 2, **VERIFIED) as run:
+        token = await run.command_here("token", "verifier", run.store)
+        ran = await run.command("verifier", run.url, "--token", token.out.strip(), "--data", str(others))
+        ran.expect(2)
+        assert "the run's have" in ran.err
+        assert "excess distance" not in ran.out
+
+
 async def test_token_of_another_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
     async with real_run(tmp_path, **VERIFIED) as run:
         token = await run.command_here("token", "checker", run.store)

@@ -29,7 +29,7 @@ class OpenedTrainers:
         self._opened: dict[tuple[RoundSetup, str | None, int | None], tuple[Replays, contextlib.AsyncExitStack]] = {}
 
     async def of(self, setup: RoundSetup, precision: str | None = None, micro_batch: int | None = None) -> Replays:
-        """Return what computes rounds of this set-up. Raises as `opened_replays`."""
+        """Return what computes rounds of this set-up. Raises as `opened_replays` and `Replays.check_data`."""
         setup = replace(setup, cold_start_step=None)  # on which nothing that is opened depends
         key = setup, precision, micro_batch
         found = self._opened.pop(key, None)
@@ -42,6 +42,8 @@ class OpenedTrainers:
             opening = opened_replays(access, self._opening(precision, micro_batch))
             found = await closing.enter_async_context(opening), closing
         self._opened[key] = found
+        document = self._run.document
+        found[0].check_data(None if document is None else document.data_fingerprint)
         return found[0]
 
     async def wanted(self, setup: RoundSetup, wanted: str | None) -> Replays:

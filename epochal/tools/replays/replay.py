@@ -13,6 +13,7 @@ from functools import partial
 from epochal.batching.packing.packed_batches import AssignedBatches, Packing
 from epochal.batching.round_plan import RoundPlan, plan_of
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
+from epochal.data_providers.open_data import ONLY_FOR_MEMBERS
 from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
@@ -80,6 +81,7 @@ class Replays:
         self,
         access: RunAccess,
         trainer: Trainer,
+        fingerprint: str,
         fetcher: DataFetcher,
         packing: Packing | None,
         worker: Worker,
@@ -87,6 +89,7 @@ class Replays:
     ) -> None:
         self._access = access
         self._trainer = trainer
+        self._fingerprint = fingerprint
         self._fetcher = fetcher
         self._packing = packing
         self._worker = worker
@@ -101,6 +104,18 @@ class Replays:
     def computed(self) -> str:
         """How replays are computed: precision and device."""
         return self._trainer.computed
+
+    def check_data(self, of_run: str | None) -> None:
+        """Raise `InvalidInput` unless the data here have this fingerprint: with others honest work looks false.
+
+        Args:
+            of_run: fingerprint of the run's data; None where it has not agreed on any.
+        """
+        if of_run not in (None, self._fingerprint):
+            raise InvalidInput(
+                f"the data here have fingerprint {self._fingerprint}, the run's have {of_run}: other files, or another "
+                "token size, sequence length or shuffle; allowed as --data: a copy of the run's, such as its data.toml"
+            )
 
     async def difference(self, work: WorkOfRound, start: Replica) -> Tensors:
         """Return `start − end` of every parameter after a client's local steps, as its trainer has it: not encoded.
@@ -160,6 +175,11 @@ class Replays:
         return Replay(distance, header.computed, self.computed, took_ms)
 
 
+def no_ticket() -> str:
+    """Raise `InvalidInput`: who replays is no member, so that data servers would refuse it."""
+    raise InvalidInput(ONLY_FOR_MEMBERS)
+
+
 @contextlib.asynccontextmanager
 async def opened_replays(access: RunAccess, dependencies: ClientDependencies) -> AsyncIterator[Replays]:
     """Open the run's data and a trainer, and yield what computes work again.
@@ -186,4 +206,4 @@ async def opened_replays(access: RunAccess, dependencies: ClientDependencies) ->
         packing = Packing.of(state, trainer.vocabulary, worker, dependencies.permissions)
         jitter = dependencies.retry_policy.jitter
         fetcher = DataFetcher(provider, FetchSettings.of(state), jitter, trainer.vocabulary)
-        yield Replays(access, trainer, fetcher, packing, worker, dependencies)
+        yield Replays(access, trainer, provider.fingerprint, fetcher, packing, worker, dependencies)

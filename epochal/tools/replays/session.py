@@ -14,6 +14,7 @@ from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.refusals import Retry
 from epochal.state.wire import Sha256
+from epochal.tools.replays.replay import no_ticket
 
 log = logging.getLogger(__name__)
 
@@ -125,4 +126,4 @@ class FollowedRun:
         state = await self._requests.config(setup.config_sha256)
         digest = setup.model_sha256
         spec = state.model.LLM.spec if digest is None else await self._requests.model(digest)
-        return RunAccess(state, spec, lambda: "")
+        return RunAccess(state, spec, no_ticket)

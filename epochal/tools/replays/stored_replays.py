@@ -19,7 +19,7 @@ from epochal.state.errors import DataError, InvalidInput, StoreFailed, TrainerFa
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.model.tensors import Buffer
 from epochal.state.wire import Sha256, sha256_hex
-from epochal.tools.replays.replay import Replays, WorkOfRound, opened_replays
+from epochal.tools.replays.replay import Replays, WorkOfRound, no_ticket, opened_replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +70,10 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
             raise StoreFailed(f"{store.name} has no checkpoint: there is nothing to compute again")
         kept = [outcome for step, outcome in models.outcomes.items() if step > models.checkpoints[0].step]
         drawn = _drawn(kept, count, seed)
-        access = RunAccess(run.state_file, models.spec, lambda: "")
+        access = RunAccess(run.state_file, models.spec, no_ticket)
         found: list[StoredReplay] = []
         async with opened_replays(access, dependencies) as replays:
+            replays.check_data(run.data.fingerprint)
             with long_work("computing results again", sum(map(len, drawn.values())), "results") as work:
                 async for replica, _ in replicas(run, store.blobs):
                     step = replica.step + 1

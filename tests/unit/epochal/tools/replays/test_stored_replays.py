@@ -1,10 +1,17 @@
 """Results of a stored run that anybody computes again: honest ones pass, and a liar's do not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from epochal.coordinator.proof.publishing import Versions, publish
 from epochal.coordinator.store.published_files import FolderFiles
+from epochal.data_providers.protocol import DataProvider, DatasetSpec
+from epochal.data_providers.providers.dummy import DummyDataProvider
+from epochal.run_manager.context import RunAccess
+from epochal.state.errors import InvalidInput
 from epochal.tools.replays.stored_replays import replay_stored
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import run_main_in_thread
@@ -40,6 +47,17 @@ async def test_outsider_finds_the_liar_and_nobody_else(tmp_path: Path) -> None:
     assert len(few) == 3
     assert set(few) < set(found)
     assert few == await replay_stored(to, 3, DEPENDENCIES, seed=1)
+
+
+async def test_other_data_accuse_nobody(tmp_path: Path) -> None:
+    async def open_shifted(access: RunAccess) -> DataProvider:
+        return DummyDataProvider(DatasetSpec(4, access.state.model.LLM.max_seq_len))
+
+    async with simulated_run(small_state(8, **RESET), seed=5) as run:
+        await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec("numpy"))
+        to = await published(run, tmp_path)
+    with pytest.raises(InvalidInput, match="the run's have"):
+        await replay_stored(to, 2, replace(DEPENDENCIES, open_provider=open_shifted), seed=1)
 
 
 async def test_command_prints_distances_beside_tolerances(tmp_path: Path) -> None:
