@@ -117,8 +117,12 @@ def _calibrated(members: RunMembers, report: CalibrationReport) -> RunMembers:
     key = distances_key(report.result_class, report.replay_class, report.local_steps)
     verification = members.verification
     known = verification.distances.get(key)
-    if known is None and len(verification.distances) >= MAX_PAIRS:
-        raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_PAIRS} pairs of classes, as many as it may")
+    if known is None and len(verification.distances) >= MAX_PAIRS:  # members may have made them up
+        others = [pair for pair, distances in verification.distances.items() if distances.calibrated is None]
+        if not others:
+            raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_PAIRS} calibrated pairs of classes, all it may")
+        kept = {pair: distances for pair, distances in verification.distances.items() if pair != others[-1]}
+        verification = replace(verification, distances=kept)
     return members.verified_as(_with_distances(verification, key, with_calibration(known, report.distances)))
 
 

@@ -91,7 +91,7 @@ def _drawn(
         number = hashlib.sha256(lot + bytes.fromhex(report.result_sha256)).digest()
         why = _why(trust, is_exam=client_id in exams, is_awaiting=client_id in awaiting)
         is_drawn = int.from_bytes(number[:8], "big") * 100 < verify.percent << 64
-        if room <= 0 or not (is_drawn or why != "drawn"):
+        if room <= 0 or why is None or (why == "drawn" and not is_drawn):
             continue
         room -= 1
         yield OpenReplay(
@@ -108,8 +108,8 @@ def _drawn(
         )
 
 
-def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why:
-    """Return why a result is certainly replayed, or "drawn" if only the lot decides.
+def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why | None:
+    """Return why a result is certainly replayed, "drawn" if only the lot decides, and None if it is not.
 
     Of a key of which nothing has passed one is replayed at a time, so that many such keys do not take up the verifiers.
     """
@@ -117,7 +117,9 @@ def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why:
         return "exam"
     if trust.flagged:
         return "flagged"
-    return "drawn" if trust.passed or is_awaiting else "new"
+    if trust.passed:
+        return "drawn"
+    return None if is_awaiting else "new"
 
 
 def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[RunMembers, tuple[Instruction, ...]]:

@@ -28,6 +28,7 @@ from epochal.coordinator.machine.parts.verification import (
     OpenReplay,
     Trust,
 )
+from epochal.coordinator.machine.replays.tolerances import MAX_PAIRS
 from epochal.coordinator.machine.stimuli import CalibrationReported, ReplayFailed, ReplayReported
 from epochal.coordinator.machine.views import blobs_kept, blobs_needed
 from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
@@ -447,6 +448,7 @@ def test_verifier_that_passes_everything_is_found_by_a_lie_that_is_known() -> No
     play(driver)
     convict(driver, client(6), "h", "i", "j")
     one = comparable(driver)
+    heard(driver, "h", "i", "bad")
     report(driver, one, 0.0, "bad")
     report(driver, one, LIE, "h")
     test = next(driver.run.members.verification.due("bad", driver.run.progress.step, 8))
@@ -462,6 +464,7 @@ def test_honest_verifier_passes_its_test_and_keeps_its_role() -> None:
     play(driver)
     convict(driver, client(6), "h", "i", "j")
     one = comparable(driver)
+    heard(driver, "h", "i", "bad")
     report(driver, one, HONEST, "h")
     report(driver, one, LIE, "bad")
     test = next(driver.run.members.verification.due("h", driver.run.progress.step, 8))
@@ -513,6 +516,26 @@ def test_calibration_sets_the_tolerance_of_its_classes_and_steps() -> None:
     driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, 30, (0.2,))))
     (exam,) = open_of(driver, newcomer)
     assert only(report(driver, exam, 0.07), ReplayJudged).tolerance == pytest.approx(0.06)
+
+
+def test_classes_that_members_make_up_keep_nobody_from_calibrating() -> None:
+    driver = verified(1, 2, percent=100, within=64)
+    number = 0
+    while number < MAX_PAIRS:
+        play(driver)
+        for one in open_of(driver):
+            report(driver, one, HONEST, result_class=f"float32/made-up-{number}")
+            number += 1
+    driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, 8, (0.01,))))
+    assert len(driver.run.members.verification.distances) == MAX_PAIRS
+    play(driver)
+    assert only(report(driver, open_of(driver)[0], HONEST), ReplayJudged).tolerance == pytest.approx(0.02)
+
+
+def test_key_of_which_nothing_passed_has_one_open_replay_at_most() -> None:
+    driver = verified(1, 2, 3, percent=100)
+    play(driver, 5)
+    assert [one.step for one in open_of(driver)] == [1, 1, 1]
 
 
 def test_verifier_silent_for_longest_is_forgotten_for_a_new_one() -> None:
