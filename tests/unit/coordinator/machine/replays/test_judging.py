@@ -472,7 +472,7 @@ def test_honest_verifier_passes_its_test_and_keeps_its_role() -> None:
     assert driver.run.members.verification.verifiers["h"].doubt == ""
 
 
-def test_verifier_beside_others_reports_a_result_once_whatever_classes_it_names() -> None:
+def test_verifier_beside_others_reports_a_result_once() -> None:
     driver, newcomer = with_newcomer()
     heard(driver, "bad", "h")
     (exam,) = open_of(driver, newcomer)
