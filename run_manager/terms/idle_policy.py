@@ -42,7 +42,7 @@ def use_in(seen: Observation, *, is_training: bool) -> str | None:
         seen: of the machine.
         is_training: whether this client takes part now, so that a GPU's utilisation may be its own.
     """
-    if seen.input_idle_s is not None and seen.input_idle_s < INPUT_IDLE_S:
+    if _is_attended(seen):
         return "somebody is at the machine"
     if seen.gpu_others:
         return f"the GPU computes for others ({', '.join(seen.gpu_others[:3])})"
@@ -51,6 +51,10 @@ def use_in(seen: Observation, *, is_training: bool) -> str | None:
     if seen.others_cores is not None and seen.others_cores > MAX_CORES_SHARE * seen.cores:
         return f"other programs use {seen.others_cores:.1f} of {seen.cores} cores"
     return None
+
+
+def _is_attended(seen: Observation) -> bool:
+    return seen.input_idle_s is not None and seen.input_idle_s < INPUT_IDLE_S
 
 
 class IdleJudge:
@@ -64,7 +68,7 @@ class IdleJudge:
     def judge(self, seen: Observation, now_s: float, *, is_training: bool) -> str | None:
         """Return by what the machine is used now, or None; `now_s` never goes back."""
         use = use_in(seen, is_training=is_training)
-        is_at_once = self._is_first or (use is not None and (seen.input_idle_s or INPUT_IDLE_S) < INPUT_IDLE_S)
+        is_at_once = self._is_first or _is_attended(seen)
         self._is_first = False
         if (use is None) == (self._reason is None):
             self._differs_since_s = None

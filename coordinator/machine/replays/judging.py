@@ -271,16 +271,16 @@ def _passed(members: RunMembers, task: OpenReplay, local_steps: int) -> RunMembe
 
 
 def _with_known(verification: Verification, task: OpenReplay) -> Verification:
-    """Return it with a result as one of those with a known answer, if several replays agree on it.
+    """Return it with a result as one of those with a known answer, if replays of different verifiers agree on it.
 
-    That are three, or two of different verifiers.
+    One verifier alone gives no answer, however often it repeats itself: others are tested by it.
     """
     is_agreed = len({one.verifier for one in task.reports}) > 1
     is_clear = all(
         abs(one.report.excess - other.report.excess) <= max(one.tolerance, other.tolerance)
         for one, other in combinations(task.reports, 2)
     )
-    if not (len(task.reports) >= REPORTS_TO_CONVICT or (is_agreed and is_clear)):
+    if not (is_agreed and (len(task.reports) >= REPORTS_TO_CONVICT or is_clear)):
         return verification
     is_above = task.answer_ratio > 1
     alike = [one for one in verification.known if (one.answer_ratio > 1) == is_above]

@@ -21,6 +21,8 @@ from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.documents import Outcome
 from epochal.state.wire import ClientId, Seed
 
+ROOM_FOR_PROVEN = MAX_OPEN_REPLAYS // 2
+"""Number of open replays that exams and keys of which nothing has passed leave to others, however many they are."""
 ONE_COMPARED_OF = 4
 """One in so many results is replayed by two verifiers although it passes: so one that passes everything is found."""
 
@@ -91,7 +93,8 @@ def _drawn(
         number = hashlib.sha256(lot + bytes.fromhex(report.result_sha256)).digest()
         why = _why(trust, is_exam=client_id in exams, is_awaiting=client_id in awaiting)
         is_drawn = int.from_bytes(number[:8], "big") * 100 < verify.percent << 64
-        if room <= 0 or why is None or (why == "drawn" and not is_drawn):
+        reserved = ROOM_FOR_PROVEN if why in ("exam", "new") else 0
+        if room <= reserved or why is None or (why == "drawn" and not is_drawn):
             continue
         room -= 1
         yield OpenReplay(

@@ -87,3 +87,9 @@ def trainer_token() -> str | None:
     if token is not None and not (token.isascii() and token.isprintable() and token.strip() == token != ""):
         raise InvalidInput(f"{TRAINER_TOKEN_VARIABLE} is empty or not a token; allowed: printable ASCII, or unset")
     return token
+
+
+def check_worker_token(token: str, variable: str, kind: str) -> None:
+    """Raise `InvalidInput` unless a token can be one, of the kind that `epochal token KIND` makes."""
+    if not (token and token.isascii() and token.isprintable() and " " not in token):
+        raise InvalidInput(f"--token (or {variable}) is missing or no token; `epochal token {kind}` makes one")

@@ -13,6 +13,7 @@ from epochal.cli.options.shared import (
     LogFormatOption,
     UrlArgument,
     VerboseOption,
+    check_worker_token,
     trusted,
 )
 from epochal.cli.options.spool_folder import checked_spool_folder
@@ -62,10 +63,7 @@ def checker(
     credentials of the store. What it holds when it ends is done by another checker, or by the coordinator.
     """
     start_logging(log_format, verbose=verbose)
-    if not (token and token.isascii() and token.isprintable() and " " not in token):
-        raise InvalidInput(
-            f"--token (or {CHECKER_TOKEN_VARIABLE}) is missing or no token; `epochal token checker` makes one"
-        )
+    check_worker_token(token, CHECKER_TOKEN_VARIABLE, "checker")
     work = _Work(parallel, checked_spool_folder(spool), RetryPolicy(bound_s=reconnect_s))
     run_to_end(_check(url, token, work, trusted(tls_ca)))
 

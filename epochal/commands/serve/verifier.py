@@ -22,6 +22,7 @@ from epochal.cli.options.shared import (
     LogFormatOption,
     UrlArgument,
     VerboseOption,
+    check_worker_token,
     trusted,
 )
 from epochal.cli.options.spool_folder import checked_spool_folder
@@ -102,10 +103,7 @@ def verifier(
     many as you like, each with a token of its own. What it holds when it ends goes to another one.
     """
     start_logging(log_format, verbose=verbose)
-    if not (token and token.isascii() and token.isprintable() and " " not in token):
-        raise InvalidInput(
-            f"--token (or {VERIFIER_TOKEN_VARIABLE}) is missing or no token; `epochal token verifier` makes one"
-        )
+    check_worker_token(token, VERIFIER_TOKEN_VARIABLE, "verifier")
     check_trainer_name(trainer)
     if trainer == REMOTE:
         raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")

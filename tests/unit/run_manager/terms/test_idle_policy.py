@@ -85,10 +85,11 @@ def test_what_lasts_is_believed(is_busy: bool, flips: int) -> None:
     assert (found is not None) == is_busy
 
 
-def test_somebody_at_the_keyboard_counts_at_once() -> None:
+@pytest.mark.parametrize("input_idle_s", [0.0, 1.0])
+def test_somebody_at_the_keyboard_counts_at_once(input_idle_s: float) -> None:
     judge = IdleJudge()
     assert judge.judge(IDLE, 0.0, is_training=True) is None
-    found = judge.judge(Observation(input_idle_s=1.0), 10.0, is_training=True)
+    found = judge.judge(Observation(input_idle_s=input_idle_s), 10.0, is_training=True)
     assert found == "somebody is at the machine"
 
 

@@ -420,6 +420,26 @@ def comparable(driver: Driver) -> OpenReplay:
     raise AssertionError("no result is to be compared")
 
 
+def test_nobody_is_tested_by_what_one_verifier_alone_has_found() -> None:
+    driver = verified(*range(1, 5), percent=100)
+    play(driver)
+    convict(driver, client(4))
+    assert driver.run.members.verification.counts.convicted == 1
+    assert driver.run.members.verification.known == ()
+
+
+def test_exams_leave_room_for_the_lot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochal.coordinator.machine.replays.lottery.MAX_OPEN_REPLAYS", 8)
+    monkeypatch.setattr("epochal.coordinator.machine.replays.lottery.ROOM_FOR_PROVEN", 4)
+    driver = verified(1, 2, 3, percent=1)
+    play(driver)
+    pass_all(driver)
+    for number in range(4, 10):
+        join(driver, number)
+    play(driver, 4)
+    assert [one.why for one in open_of(driver)].count("exam") == 4
+
+
 def test_verifier_that_convicts_everything_loses_its_role() -> None:
     driver = verified(1, 2, 3, percent=50)
     heard(driver, "h", "i", "bad")
