@@ -14,7 +14,7 @@ from benchmarks.figures import Figure
 from benchmarks.viewing.history import played, state_of
 from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.http.http_server import Endpoint
-from tests.support.browser.browser import ARGUMENTS, opened
+from tests.support.browser.browser import ARGUMENTS, WITHOUT_WINDOWS, opened
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -43,7 +43,7 @@ PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 
 async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
     """Return the figures; without a browser, those with a target, which say so."""
-    program = shutil.which("chromium")
+    program = shutil.which(WITHOUT_WINDOWS) or shutil.which("chromium")
     wanted = (
         (PAINTED_WHOLE, "s", PAINTED_TARGET),
         (SENT, "KB", SENT_TARGET),

@@ -174,7 +174,7 @@ def _results_in_reason(current: Round, clock: PhaseClock, pace: RunPace, members
     if clock.is_time_over:
         return "time is over"
     if current.missing.pending:
-        is_enough = only_newcomers_are_late(pace, clock, current.times)
+        is_enough = current.tasks.plan.decisive_count > 0 and only_newcomers_are_late(pace, clock, current.times)
         return "the others have delivered, and newcomers have had time" if is_enough else None
     if not current.results.verified:
         return "every assigned client failed or left"

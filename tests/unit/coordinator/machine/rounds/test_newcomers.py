@@ -17,10 +17,10 @@ from epochal.coordinator.machine.pace import (
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.round import Round
 from epochal.state.intervals import total_batches
-from epochal.state.messages.requests import FailureReport
+from epochal.state.messages.requests import FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
-from tests.support.drive.machine_driver import Driver, client, in_round
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round
 
 NEWCOMERS = tuple(range(3, 12))
 
@@ -105,6 +105,24 @@ def test_round_that_starts_as_the_pause_ends_waits_for_newcomers() -> None:
     at_once, later = clock.phase_started_s, clock.phase_started_s + 0.001
     assert not only_newcomers_are_late(replace(pace, newcomers_from_s=at_once), clock, settled)
     assert only_newcomers_are_late(replace(pace, newcomers_from_s=later), clock, settled)
+
+
+def test_newcomer_that_has_all_the_work_is_waited_for_as_anybody_is() -> None:
+    driver = in_round(1, config__init_min_clients=1, config__min_clients=1)
+    driver.play_round()
+    driver.join(3)
+    driver.ready(client(3))
+    failed = driver.round.number
+    report = FailureReport(failed.step, failed.attempt, "corrupt", "x", None)
+    driver.send(stimuli.StepFailed(client(1), report))
+    number = driver.round.number
+    assert (driver.workers(), driver.round.tasks.plan.decisive_count) == ([client(3)], 0)
+    commitment = ResultCommitment(number.step, number.attempt, digest_of("result"), 10, METRICS)
+    driver.send(stimuli.ResultReceived(client(3), commitment))
+    driver.pass_time(2 * TIME_FOR_NEWCOMERS_S)
+    driver.verify(client(3), commitment)
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    assert driver.run.progress.step == number.step + 1
 
 
 def test_pause_between_waits_in_vain_doubles_until_a_newcomer_delivers() -> None:
