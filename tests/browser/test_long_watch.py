@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from epochal.state.wire import canonical_json
 from tests.support.browser.browser import opened
 from tests.support.drive.shown_run import shown_run
@@ -18,6 +20,7 @@ def _event(kind: str, data: Any) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (kind.encode(), canonical_json(data))
 
 
+@pytest.mark.nightly
 async def test_page_that_is_dropped_says_why_and_comes_back(browser: "Browser", tmp_path: Path) -> None:
     dropped = _event("dropped", {"detail": "you read too slowly for the run; come back"})
 

@@ -23,6 +23,7 @@ def break_store(run: RealRun) -> None:
             return os.mkdir(run.run_dir / "state.toml.new")
 
 
+@pytest.mark.nightly
 async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, config__warmup_time=8, **PATIENT) as run:
         client = await run.start_client()

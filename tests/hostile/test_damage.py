@@ -88,6 +88,7 @@ async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_pat
         assert (await run.finish()).rounds == last_step
 
 
+@pytest.mark.nightly
 async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)

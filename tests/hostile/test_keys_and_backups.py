@@ -119,6 +119,7 @@ async def test_backup_that_takes_longer_than_epochs_is_whole_and_starts(tmp_path
         assert after.lineage != before.lineage
 
 
+@pytest.mark.nightly
 async def test_run_whose_key_is_put_back_goes_on(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__total_steps=100_000) as run:
         await run.until(in_training(2))

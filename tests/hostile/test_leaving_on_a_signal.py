@@ -67,6 +67,7 @@ async def test_client_of_a_coordinator_that_hangs_leaves_within_the_bound(tmp_pa
         await leaves(client, LEAVE_WITHIN_S)
 
 
+@pytest.mark.nightly
 async def test_client_leaves_in_time_where_the_coordinators_disk_is_full(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, **LONG) as run, joined_by_hand(run, 1) as hand:
         client = await run.start_client(*QUICK_LEAVE)
@@ -92,6 +93,7 @@ async def test_client_whose_data_server_is_away_leaves_at_once(tmp_path: Path) -
         await leaves(run.clients[0], 0)
 
 
+@pytest.mark.nightly
 async def test_second_signal_stops_a_client_that_still_tries_to_leave(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=1, **LONG) as run:
         client = await run.start_client()

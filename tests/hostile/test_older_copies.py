@@ -120,6 +120,7 @@ async def test_claims_of_strangers_do_not_count(coordinator: Served) -> None:
     assert coordinator.service.health.problem is None
 
 
+@pytest.mark.nightly
 async def test_hold_ends_when_members_take_their_claims_back(coordinator: Served) -> None:
     clients = await proven_clients(coordinator)
     for client in clients[:2]:

@@ -71,6 +71,7 @@ async def test_host_that_does_not_exist_is_a_mistake_an_unresolved_one_is_not() 
     assert await mistake_in(url, not_now) is None
 
 
+@pytest.mark.nightly
 async def test_coordinator_that_comes_up_later_is_waited_for_aloud(tmp_path: Path) -> None:
     async with prepared_run(tmp_path, config__total_steps=2) as run:
         port = str(free_port())

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tomli_w
 
 from epochal.state.phase_names import RunState
@@ -28,6 +29,7 @@ async def serve_data(run: RealRun) -> tuple[Child, str, str]:
     return child, f"tcp://{address}", line.removeprefix(METRICS_LINE)
 
 
+@pytest.mark.nightly
 async def test_numbers_of_coordinator_and_data_server_agree(tmp_path: Path) -> None:
     overrides = {
         "config__init_min_clients": 2,

@@ -116,6 +116,7 @@ def test_installed_demo_runs_beside_files_of_the_same_names(installed: Path, own
     run_in(own_folder, installed, "-m", "epochal", "up", *options)
 
 
+@pytest.mark.nightly
 def test_notebook_trains_with_the_users_own_trainer(installed: Path, own_folder: Path) -> None:
     assert run_in(own_folder, installed, "-c", NOTEBOOK).split("\n")[-2] == "[1, 2]"
 

@@ -65,6 +65,7 @@ async def test_run_trains_inside_an_event_loop_and_leaves_nothing(tmp_path: Path
     assert (run.store / "run.sqlite").is_file()
 
 
+@pytest.mark.nightly
 async def test_process_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
     run = epochal.run_local(state_file(**QUICK | {"config__total_steps": 100_000}), clients=1, run_dir=tmp_path / "run")
     try:
@@ -75,6 +76,7 @@ async def test_process_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
         run.stop()
 
 
+@pytest.mark.nightly
 def test_processes_end_even_if_the_interpreter_is_killed(tmp_path: Path) -> None:
     if sys.platform != "linux":
         pytest.skip("only Linux ends processes with their parent")

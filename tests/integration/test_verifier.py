@@ -5,6 +5,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
@@ -76,6 +78,7 @@ async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed
         assert await second.wait(BOUND_S) == 0, second.log_tail()
 
 
+@pytest.mark.nightly
 async def test_verifier_that_was_away_goes_on_from_a_later_checkpoint(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, **VERIFIED | {"config__checkpoint_every": 4}) as run:
         for _ in range(2):

@@ -4,6 +4,8 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.support.drive.restarted_run import restarted_run
 from tests.support.drive.terminals import LEAVE_SCREEN, Terminal, in_terminal
 from tests.support.thinned import thinned
@@ -19,6 +21,7 @@ def terminate(terminal: Terminal) -> None:
     terminal.process.send_signal(signal.SIGTERM)
 
 
+@pytest.mark.nightly
 async def test_screen_scrolls_by_keys_and_follows_the_terminals_size(tmp_path: Path) -> None:
     async with restarted_run(tmp_path / "run") as run, in_terminal("watch", run.url) as terminal:
         await run.play(2)

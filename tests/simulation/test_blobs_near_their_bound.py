@@ -21,6 +21,7 @@ LEAST_ROUNDS = 3
 SEED = 7
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_epoch_after_blobs_neared_their_bound_has_room_for_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     delete = MemoryBlobs.delete

@@ -1,5 +1,7 @@
 """Runs whose checkpoints have several parts, under seeded faults, in virtual time."""
 
+import pytest
+
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import BOUND_S, prove, repeatedly, simulated_run, small_state
 from tests.support.simulate.virtual_time import in_virtual_time
@@ -8,6 +10,7 @@ STORM = Weather(loss=0.05, repeat=0.1, delay_s=(0.0, 0.5))
 PART_BYTES = 1024
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_run_with_parts_survives_restarts_and_lost_messages() -> None:
     state = small_state(12, blobs__part_bytes=PART_BYTES, config__epoch_time=200)

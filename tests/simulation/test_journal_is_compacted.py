@@ -66,6 +66,7 @@ async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(
         await prove(run)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_journal_is_compacted_within_an_epoch_that_makes_checkpoints() -> None:
     state = compact_state(**(SHORT_EPOCHS | {"config__epoch_time": 10_000, "config__checkpoint_every": 3}))

@@ -1,5 +1,7 @@
 """A run loses its coordinator or its clients at a chosen moment, in virtual time; it goes on, and its audit passes."""
 
+import pytest
+
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.transitions import DRAIN_ROUNDS
 from epochal.run_manager.agent import ClientEnd, EndReason
@@ -139,6 +141,7 @@ def test_only_client_replaced_mid_epoch_ends_like_an_uninterrupted_run() -> None
     assert [lone_run(step) for step in (2, 5)] == [uninterrupted] * 2
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_client_that_stops_answering_comes_back_to_the_same_replica() -> None:
     async with simulated_run(small_state(batches=6, config__epoch_time=3000), seed=6, weather=SLOW) as run:

@@ -126,6 +126,7 @@ async def test_run_of_hundreds_of_clients_under_everything_is_proved() -> None:
         assert len(run.clients) >= 240
 
 
+@pytest.mark.nightly
 def test_seed_plays_the_same_run_again() -> None:
     async def main() -> tuple[float, list[Outcome]]:
         async with simulated_run(small_state(batches=12, config__total_steps=FEW_STEPS), seed=3) as run:
@@ -144,6 +145,7 @@ class ForgetfulJournal(SlowJournal):
             self.segments = [*before, replace(last, records=last.records[:-1])]
 
 
+@pytest.mark.nightly
 def test_store_that_forgets_what_it_kept_is_caught() -> None:
     async def main() -> None:
         async with simulated_run(small_state(batches=6), seed=1, journal=ForgetfulJournal) as run:

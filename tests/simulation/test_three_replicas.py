@@ -180,6 +180,7 @@ def test_run_of_hundreds_of_clients_and_three_replicas_is_proved() -> None:
     played(2026, lasting=200, passing=10, steps=1)
 
 
+@pytest.mark.nightly
 def test_seed_of_three_replicas_plays_the_same_run_again() -> None:
     assert played(3, lasting=4, passing=2, steps=3) == played(3, lasting=4, passing=2, steps=3)
 
@@ -202,6 +203,7 @@ def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplo
     assert not [change for change in changes if "silent" in change]
 
 
+@pytest.mark.nightly
 def test_database_whose_clock_was_set_by_a_minute_drops_nobody(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "epochal.coordinator")
 

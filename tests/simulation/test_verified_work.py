@@ -152,6 +152,7 @@ def test_one_slow_verifier_suffices_also_against_who_was_honest_first(lies_from:
     assert len(convicted(told)) >= 9
 
 
+@pytest.mark.nightly
 def test_without_any_verifier_rounds_go_on_and_nothing_is_kept_for_long() -> None:
     found = VerifiedRun([], lies_from=1)
     found.play(30)

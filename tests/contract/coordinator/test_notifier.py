@@ -167,6 +167,7 @@ async def test_answer_and_mistake_are_told_without_address_and_secret(webhooks: 
     assert (mistaken.result, mistaken.reason) == ("retried", "InvalidURL")
 
 
+@pytest.mark.nightly
 async def test_webhook_that_hangs_is_not_in_the_way(webhooks: WebhookServer, tmp_path: Path) -> None:
     webhooks.statuses = [HANG] * 9
     state = told_state(webhooks, "room", notify__free_bytes=NO_ROOM)

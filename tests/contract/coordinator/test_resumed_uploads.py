@@ -168,6 +168,7 @@ async def test_upload_that_breaks_after_its_last_byte_is_not_sent_again(
         assert upload.relay.sent_bytes == len(upload.data)
 
 
+@pytest.mark.nightly
 async def test_upload_that_was_too_slow_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with uploading(tmp_path) as upload, upload.process() as api:
         arrived = upload.run.service.blobs.total_bytes + BROKEN_AT

@@ -183,6 +183,7 @@ def test_a_killed_one_goes_on_to_the_same_bytes(sources: Path, made: Path, tmp_p
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
+@pytest.mark.nightly
 def test_what_was_taken_before_an_interruption_is_kept(
     sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,6 +203,7 @@ def test_what_was_taken_before_an_interruption_is_kept(
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
+@pytest.mark.nightly
 def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) -> None:
     program = (
         "import multiprocessing, os, sys\n"
@@ -257,6 +259,7 @@ def test_a_disk_that_is_full_is_named_and_nothing_is_lost(sources: Path, made: P
     assert everything_in(tmp_path / "data") == everything_in(made)
 
 
+@pytest.mark.nightly
 def test_publishing_goes_on_after_a_kill(sources: Path, made: Path, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     (folder / "state.toml").parent.mkdir()

@@ -98,6 +98,7 @@ async def test_every_conversation_is_in_one_row_and_its_answer_is_learnt(made: P
     assert order != sorted(order), "the rows are shuffled when they are written"
 
 
+@pytest.mark.nightly
 def test_workers_and_interruptions_change_no_byte(source: Path, made: Path, tmp_path: Path) -> None:
     class Stop(Exception):
         pass

@@ -68,6 +68,7 @@ def line_count(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
+@pytest.mark.nightly
 async def test_restart_of_the_coordinator_leaves_no_gap(run: RestartedRun, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     await run.play(1)
@@ -80,6 +81,7 @@ async def test_restart_of_the_coordinator_leaves_no_gap(run: RestartedRun, tmp_p
     assert read(path) == kept(run)
 
 
+@pytest.mark.nightly
 async def test_follower_of_a_run_that_goes_back_under_it_begins_anew(run: RestartedRun, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     await run.play(2)

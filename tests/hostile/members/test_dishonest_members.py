@@ -71,6 +71,7 @@ def test_member_that_is_much_faster_carries_at_most_a_quarter() -> None:
     assert played(GREEDY).largest_part() <= 0.25
 
 
+@pytest.mark.nightly
 def test_results_that_are_too_long_count_for_as_much_less() -> None:
     found = played(LONG)
     for outcome in found.outcomes:

@@ -100,6 +100,7 @@ async def test_witness_that_never_attests_is_not_waited_for(tmp_path: Path) -> N
         )
 
 
+@pytest.mark.nightly
 async def test_lurker_that_never_gets_ready_is_waited_for_once(tmp_path: Path) -> None:
     overrides = STATE | {
         "config__total_steps": 100_000,

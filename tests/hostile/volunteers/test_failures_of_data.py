@@ -91,6 +91,7 @@ async def test_released_batch_is_applied_and_the_audit_balances(tmp_path: Path) 
         assert (await run.status()).quarantined == ()
 
 
+@pytest.mark.nightly
 async def test_listed_data_that_change_are_not_trained_on_until_they_are_back(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data")
     write_manifest(path.parent, [path.name])

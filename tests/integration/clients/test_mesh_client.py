@@ -64,6 +64,7 @@ async def test_lost_mesh_process_costs_a_round_a_killed_agent_leaves_none(tmp_pa
             await gone(pid)
 
 
+@pytest.mark.nightly
 async def test_mesh_options_that_do_not_go_together_are_said(tmp_path: Path) -> None:
     need_module("torch")
     async with real_run(tmp_path) as run:

@@ -41,6 +41,7 @@ async def test_client_outside_of_its_hours_does_not_join_and_ends_at_once(tmp_pa
         assert await client.wait(BOUND_S) == 0, client.log_tail()
 
 
+@pytest.mark.nightly
 async def test_client_with_limits_and_low_priority_trains_to_the_end(tmp_path: Path) -> None:
     rate = f"{RATE_MBIT}mbit"
     async with real_run(tmp_path, config__total_steps=4, config__init_min_clients=1) as run:

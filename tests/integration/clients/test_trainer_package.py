@@ -67,6 +67,7 @@ async def test_check_opens_the_model_and_the_data(installed: str, digits: str, t
     (await run_command("check", str(state), PYTHONPATH=installed)).expect(0, "is valid")
 
 
+@pytest.mark.nightly
 async def test_without_the_package_the_trainer_is_named(tmp_path: Path) -> None:
     state = str(PACKAGE / "state.toml")
     ran = await run_command("check", state)

@@ -123,6 +123,7 @@ POINTS = (
 )
 
 
+@pytest.mark.nightly
 @thinned("killed_at", POINTS, kept=1)
 async def test_result_whose_replica_is_killed_is_there_whole_or_not(
     tmp_path: Path, server: PostgresServer, killed_at: Callable[[Scene], Coroutine[None, None, None]]

@@ -5,6 +5,8 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
 from epochal.coordinator.proof.audit import audit_store
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
@@ -171,6 +173,7 @@ async def test_other_edits_of_the_state_file_are_refused_with_the_difference(
         assert (await run.watch.next()).total_steps == 4, "the refused start changed nothing"
 
 
+@pytest.mark.nightly
 async def test_bound_of_blobs_may_not_be_lowered_below_what_is_held(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 2) as run:
         await run.stop_coordinator()
@@ -181,6 +184,7 @@ async def test_bound_of_blobs_may_not_be_lowered_below_what_is_held(tmp_path: Pa
         await run.start_coordinator()
 
 
+@pytest.mark.nightly
 async def test_kept_state_file_starts_a_run_like_the_first(tmp_path: Path) -> None:
     async with real_run(tmp_path / "first", 1, config__total_steps=1000) as run:
         await run.until(in_training(3))
@@ -195,6 +199,7 @@ async def test_kept_state_file_starts_a_run_like_the_first(tmp_path: Path) -> No
             assert document.run_id == "test-run"
 
 
+@pytest.mark.nightly
 async def test_audit_of_a_continuing_run_does_not_miss_swept_blobs(tmp_path: Path) -> None:
     short = {"config__warmup_time": 0.4, "config__max_round_train_time": 0.4, "config__epoch_time": 0.5}
     async with real_run(tmp_path, 1, **short, config__total_steps=100_000) as run:

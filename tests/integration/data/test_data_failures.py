@@ -47,6 +47,7 @@ async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Pa
         assert await server.wait(BOUND_S) == 0
 
 
+@pytest.mark.nightly
 async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     certificate, key = self_signed(tmp_path)

@@ -20,6 +20,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
+@pytest.mark.nightly
 async def test_installed_package_serves_its_scheme(installed: str, tmp_path: Path) -> None:
     path = tmp_path / "play.txt"
     path.write_text(TEXT)

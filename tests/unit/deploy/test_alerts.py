@@ -163,6 +163,7 @@ SCENES: dict[str, tuple[Series, Fired]] = {
 """What Prometheus has read, and which alerts fire in the end, with their labels. All others are silent then."""
 
 
+@pytest.mark.nightly
 def test_each_alert_fires_in_its_scene_and_no_other(tmp_path: Path) -> None:
     promtool = need_program("promtool")
     assert {name for _, fired in SCENES.values() for name in fired} == set(BY_NAME)

@@ -217,6 +217,7 @@ def test_what_prepare_made_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest
     run_main("init", "other", "--data", place, "--vocabulary", "300").expect(2, "made these data with 256")
 
 
+@pytest.mark.nightly
 def test_tokens_that_the_vocabulary_lacks_are_refused_first(tmp_path: Path, tokens: Path) -> None:
     (tokens / "more.bin").write_bytes((2047).to_bytes(2, "little") * 1000)
     refused = run_main("init", str(tmp_path / "run"), "--data", str(tokens))

@@ -108,6 +108,7 @@ async def test_run_moves_into_a_database_and_back_with_its_history(
     )
 
 
+@pytest.mark.nightly
 async def test_result_that_lies_in_the_database_moves_into_a_folder(url: str, shared: Path, tmp_path: Path) -> None:
     options = ServeOptions(url, Endpoint(port=0), genesis=GENESIS, blobs_folder=shared)
     async with serving(state_file(**SOON), options) as running, httpx.AsyncClient(base_url=running.url) as http:
@@ -170,6 +171,7 @@ async def test_move_that_was_killed_may_be_repeated_to_the_same_place(
     await reader.aclose()
 
 
+@pytest.mark.nightly
 async def test_mark_in_a_database_is_taken_back_only_by_its_move(
     run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:
@@ -199,6 +201,7 @@ async def test_run_that_is_damaged_stays_where_it_is(run_dir: Path, url: str, sh
     assert (await served_again(str(run_dir))).clock.phase is RunState.ROUND_TRAIN
 
 
+@pytest.mark.nightly
 async def test_run_that_is_there_already_is_not_overwritten(
     run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ async def test_failover_to_a_synchronous_standby_lacks_nothing(
             assert tail.records == (THIRD,)
 
 
+@pytest.mark.nightly
 async def test_failover_that_loses_records_is_noticed_also_by_others(primary: PostgresServer) -> None:
     name = primary.new_database().rpartition("/")[2]
     with standby_of(primary, is_synchronous=False) as standby:
@@ -95,6 +96,7 @@ async def test_failover_that_loses_records_is_noticed_also_by_others(primary: Po
                 await one.journal.append(THIRD)
 
 
+@pytest.mark.nightly
 async def test_record_that_no_standby_takes_is_not_told_as_kept(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -157,6 +157,7 @@ def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest
     assert [detail.figures.number for detail in history_of(driver).details] == [4]
 
 
+@pytest.mark.nightly
 def test_rows_are_merged_beyond_their_limit_and_none_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.coordinator.insight.projection.MAX_ROWS", 8)
     driver = in_round(1, 2)

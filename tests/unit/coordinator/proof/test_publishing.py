@@ -130,6 +130,7 @@ async def test_manifest_names_every_file_with_its_digest(run_dir: Path, tmp_path
     assert made.versions == VERSIONS
 
 
+@pytest.mark.nightly
 def test_every_command_of_the_page_works_where_nothing_else_is(run_dir: Path, tmp_path: Path) -> None:
     asyncio.run(published(run_dir, tmp_path / "out"))
     elsewhere = Path(shutil.move(tmp_path / "out", tmp_path / "elsewhere"))
@@ -255,6 +256,7 @@ async def test_coordinator_does_not_start_from_a_publication(run_dir: Path, tmp_
     await store.aclose()
 
 
+@pytest.mark.nightly
 async def test_publication_in_a_bucket_is_resumed_and_fetched_whole(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ async def test_used_machine_is_left_after_the_round_and_taken_again() -> None:
         task.cancel()
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_client_comes_as_its_hours_begin_and_leaves_as_they_end() -> None:
     async with simulated_run(state_file(**LONG), seed=0) as run:

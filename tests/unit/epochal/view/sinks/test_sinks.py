@@ -104,6 +104,7 @@ def kill_after(count: int, program: str, environment: dict[str, str] | None = No
     assert process.wait(BOUND_S) == -signal.SIGKILL
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("module", "maker", "place", "numbers"),
     [
