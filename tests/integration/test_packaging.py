@@ -106,6 +106,7 @@ def test_wheel_has_one_import_name(wheel: zipfile.ZipFile) -> None:
     assert len(tops) == 2
 
 
+@pytest.mark.nightly
 def test_installed_names_are_those_of_the_wheel_and_hidden_by_no_file(installed: Path, own_folder: Path) -> None:
     run_in(own_folder, installed, "-c", EVERY_NAME)
 

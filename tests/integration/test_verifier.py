@@ -60,6 +60,7 @@ async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path:
         await run.prove()
 
 
+@pytest.mark.nightly
 async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, **VERIFIED) as run:
         for _ in range(2):

@@ -15,6 +15,7 @@ from tests.support.simulate.simulated_coordinator import MAX_FSYNC_S
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import simulated_run, small_state
 from tests.support.simulate.virtual_time import in_virtual_time
+from tests.support.thinned import thinned
 
 CLIENTS, ROUNDS = 2, 12
 TOLERANCE = 0.2
@@ -27,7 +28,7 @@ LINKS = {
 }
 
 
-@pytest.mark.parametrize("name", LINKS)
+@thinned("name", LINKS, kept=1)
 def test_rounds_of_real_clients_take_what_the_plan_says(name: str) -> None:
     link, round_trip_s = LINKS[name]
     state = small_state(

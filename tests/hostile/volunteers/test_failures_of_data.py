@@ -28,6 +28,7 @@ def mend(path: Path, index: int, sequence_tokens: int) -> None:
         file.write(np.zeros(sequence_tokens, "<u2").tobytes())
 
 
+@pytest.mark.nightly
 async def test_lone_client_whose_data_all_fail_holds_the_run_and_says_why(tmp_path: Path) -> None:
     path, good = write_tokens(tmp_path / "data"), write_tokens(tmp_path / "good")
     overrides = {"config__total_steps": 400, "model__LLM__data_location": {"Local": str(path)}}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import in_training, real_run
 
@@ -9,6 +11,7 @@ LARGE = {"model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 256}}
 """A model whose results do not stay in memory: 0.6 MB."""
 
 
+@pytest.mark.nightly
 async def test_run_on_files_has_equal_replicas_and_leaves_nothing(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     both = {"config__total_steps": 4, "config__init_min_clients": 2, "config__min_clients": 2}

@@ -17,6 +17,7 @@ def processes_of(run: RealRun, number: int = 0) -> list[int]:
     return [line["pid"] for line in run.events(run.clients[number], "mesh_process_started")]
 
 
+@pytest.mark.nightly
 async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: Path) -> None:
     need_module("torch")
     config, port = write_served_tokens(tmp_path)

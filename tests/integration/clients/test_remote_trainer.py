@@ -16,6 +16,7 @@ async def start_service(run: RealRun, name: str, port: str = "0", *arguments: st
     return url
 
 
+@pytest.mark.nightly
 async def test_light_clients_and_a_heavy_one_hold_the_same_replicas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from epochal.tools.init.run_text import NewRun, checkpoint_every
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
 from tests.support.drive.cli import run_main
+from tests.support.thinned import thinned
 
 CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
 TOKENS = 100_000
@@ -203,7 +204,7 @@ def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path
     checked.expect(0, "everybody may join this run", "epochal fingerprint URL FINGERPRINT")
 
 
-@pytest.mark.parametrize("place", ["made", "made/train"])
+@thinned("place", ["made", "made/train"], kept=1)
 def test_what_prepare_made_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TEXT.txt").write_text("words to learn from\n" * 4000)

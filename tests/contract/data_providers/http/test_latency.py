@@ -5,7 +5,6 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-import pytest
 
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
 from epochal.data_providers.open_data import OpenOptions, open_location
@@ -17,6 +16,7 @@ from epochal.state.intervals import BatchId, DataIds
 from tests.support.data.data_files import SEED
 from tests.support.servers.delaying_relay import delaying_relay
 from tests.support.servers.nginx import nginx
+from tests.support.thinned import thinned
 
 ROUND_TRIP_S = 0.1
 SAMPLES_PER_S = 50
@@ -27,7 +27,7 @@ MAX_LATE = 1
 SPEC = DatasetSpec(2, 2048, SEED)
 
 
-@pytest.mark.parametrize("cached", ["no cache", "cold", "warm"])
+@thinned("cached", ["no cache", "cold", "warm"])
 async def test_client_of_50_samples_a_second_waits_for_none_after_its_first(tmp_path: Path, cached: str) -> None:
     root = tmp_path / "root"
     root.mkdir()

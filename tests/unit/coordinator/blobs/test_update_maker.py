@@ -32,6 +32,7 @@ from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_coordinator import SimulatedCoordinator
 from tests.support.simulate.simulated_run import prove, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
+from tests.support.thinned import thinned
 
 STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
 
@@ -107,7 +108,7 @@ async def test_update_that_another_coordinator_makes_counts_once() -> None:
         assert send(UpdateRef(2, update.blob_sha256, update.size_bytes, update.replica_digest)) is Refusal.STALE_ROUND
 
 
-@pytest.mark.parametrize("seed", range(4))
+@thinned("seed", range(4), kept=1)
 @in_virtual_time
 async def test_coordinator_killed_before_its_update_makes_it_when_it_is_back(seed: int) -> None:
     async with simulated_run(state_file(config__total_steps=6), seed=seed) as run:

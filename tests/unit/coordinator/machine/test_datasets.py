@@ -153,7 +153,7 @@ TURN_S = 30 + 60 + 10 + 5
 )
 @example(made_up=["a"] * 2, before=2, arrivals=0, min_clients=2)
 @example(made_up=["a"] * 5, before=5, arrivals=0, min_clients=2)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples, deadline=None)
 def test_honest_members_have_their_turn_whoever_else_comes(
     made_up: list[str], before: int, arrivals: int, min_clients: int
 ) -> None:

@@ -116,7 +116,7 @@ def trained_as_others(one: Workers, place: int, batches_per_s: Sequence[float]) 
     return replace(one, group=replace(one.group, tokens_per_s=one.batches / usual_s))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(rounds_played())
 def test_without_its_cause_the_round_is_shorter_by_what_is_said(
     played: tuple[RoundModel, list[Workers], float],

@@ -303,7 +303,7 @@ def test_time_limit_follows_the_work_and_not_the_round() -> None:
         assert limit_s >= 12
 
 
-@settings(max_examples=max(20, settings().max_examples // 5))
+@settings(max_examples=settings().max_examples // 2)
 @given(st.integers(2, 5), st.data())
 def test_nothing_is_lost_or_counted_twice_whatever_happens(members: int, data: st.DataObject) -> None:
     """The driver checks the ledger, and that a snapshot reads back to the same run, after every stimulus."""

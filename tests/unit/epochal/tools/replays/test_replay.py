@@ -25,6 +25,7 @@ from tests.support.data.stored_blobs import blob_bytes
 from tests.support.models.lying_trainer import LyingTrainer
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import SimulatedRun, simulated_run, small_state
+from tests.support.thinned import thinned
 
 RESET: dict[str, object] = {"merge__inner_state": "reset", "merge__local_steps": 4}
 LIAR = 3
@@ -68,7 +69,7 @@ async def replays_of(run: SimulatedRun) -> dict[bool, list[Replay]]:
     return found
 
 
-@pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
+@thinned("codec", ["float32", "int8", "int4"])
 async def test_honest_results_are_at_no_distance_and_a_lie_is_far_away(codec: str) -> None:
     state = small_state(12, merge__codec=codec, merge__norm_limit=0.0, **RESET)
     async with simulated_run(state, seed=5) as run:
