@@ -4,7 +4,7 @@ Series differ in colour and in dashes, so that they can be distinguished without
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -57,7 +57,14 @@ def charts_of(record: RunRecord) -> tuple[Chart, ...]:
     rows = thinned(record.rows, MAX_POINTS)
     if not rows:
         return ()
-    charts: list[Chart] = [_loss(record, rows), _members(rows), _throughput(rows), _traffic(rows), _waits(rows)]
+    charts: list[Chart] = [
+        _loss(record, rows),
+        *_gradient_norm(rows),
+        _members(rows),
+        _throughput(rows),
+        _traffic(rows),
+        _waits(rows),
+    ]
     settled = settled_rounds(record.details)
     if settled and settled[-1].clients:
         charts.append(waterfall(settled[-1], {member.client_id: member.name for member in record.members}))
@@ -86,6 +93,15 @@ def _loss(record: RunRecord, rows: Sequence[RoundFigures]) -> LineChart:
         tuple(lines),
         from_zero=False,
     )
+
+
+def _gradient_norm(rows: Sequence[RoundFigures]) -> Iterator[LineChart]:
+    norms = tuple(math.nan if row.gradient_norm is None else row.gradient_norm for row in rows)
+    known = [norm for norm in norms if not math.isnan(norm)]
+    if known:
+        note = f"L2 norm over all parameters, before clipping, {known[-1]:.4g} at the end"
+        lines = (Line("mean of the results", _ends(rows), norms),)
+        yield LineChart("Gradient norm", note, "round", "gradient norm", lines)
 
 
 def _place(step: int, by_step: dict[int, float]) -> float:

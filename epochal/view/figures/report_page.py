@@ -27,6 +27,7 @@ from epochal.state.shown.tries import shown_progress
 from epochal.view.figures.charts import Chart, charts_of
 from epochal.view.figures.plots import drawn, has_matplotlib
 from epochal.view.figures.run_record import RunRecord
+from epochal.view.status_panel import gpu_words
 from epochal.view.waterfall import Waterfall
 
 REPORT_NAME = "report.html"
@@ -58,7 +59,7 @@ td:last-child{overflow-wrap:anywhere}
 """
 _MEMBER_COLUMNS = (
     "client", "name", "version", "trainer", "now", "results applied", "lost", "tokens", "tokens/s", "loss",
-    "waited for data [s]", "results [MB]",
+    "waited for data [s]", "results [MB]", "GPU",
 )  # fmt: skip
 _TEXT_COLUMNS = 5
 
@@ -126,6 +127,9 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     losses = [row.loss for row in rows if row.loss is not None]
     if losses:
         yield "training loss", f"{losses[0]:.4f} at first, {losses[-1]:.4f} now (nats/token)"
+    norm = next((row.gradient_norm for row in reversed(rows) if row.gradient_norm is not None), None)
+    if norm is not None:
+        yield "gradient norm", f"{norm:.4g}"
     for found in newest_evaluations(record.evaluations):
         yield f"evaluated: {found.name}", f"{found.loss:.4f} nats/token, replica {found.step}, {found.tokens:,} tokens"
     yield "members", f"{len(record.members):,}, of which {sum(one.ready for one in record.members):,} are ready"
@@ -181,6 +185,7 @@ def _member(one: MemberFigures) -> Sequence[str]:
         "" if one.last_loss is None else f"{one.last_loss:.4g}",
         f"{one.data_wait_s:.1f}",
         f"{one.result_bytes / MB:,.2f}",
+        gpu_words(one),
     )
 
 

@@ -217,6 +217,15 @@ async def test_members_with_most_tokens_come_first(record: RunRecord) -> None:
     assert page.index("lab 70") < page.index("lab 7<")
 
 
+async def test_gradient_norm_is_drawn_where_one_is_known(record: RunRecord) -> None:
+    charts = {chart.title: chart for chart in charts_of(replace(record, rows=tuple(rows(4, 6))))}
+    norms = charts["Gradient norm"]
+    assert isinstance(norms, LineChart)
+    assert (norms.lines[0].ys[0], norms.lines[0].ys[2]) == (4.5, 6.5)
+    assert "6.5 at the end" in norms.note
+    assert "Gradient norm" not in {chart.title for chart in charts_of(replace(record, rows=tuple(rows(5, 5))))}
+
+
 async def test_merged_rows_stand_for_each_of_their_rounds(record: RunRecord) -> None:
     few = as_one(rows(1, 3))
     assert few.rounds == 3
