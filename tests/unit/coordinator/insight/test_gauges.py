@@ -112,5 +112,5 @@ def test_absurd_gauge_is_refused_by_its_name(name: str, text: str) -> None:
     value = {"gradient_norm": "0.5", "memory_bytes": "30000000000", "memory_total_bytes": "80000000000"}
     changed = body.replace(f'"{name}":{value.get(name, "0.75")}', f'"{name}":{text}')
     assert changed != body
-    with pytest.raises(InvalidDocument, match="Infinity|not JSON|inf" if "999" in text else name):
+    with pytest.raises(InvalidDocument, match="1e999 is too large" if text == "1e999" else name):
         parse_document(ResultMetrics, changed)
