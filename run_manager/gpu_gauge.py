@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from epochal.run_manager.terms.machine_use import Tool, output_of, own_processes
+from epochal.run_manager.system_tools import Tool, output_of, own_processes
 from epochal.state.messages.round_times import GpuUse
 from epochal.state.model.computed_class import computed_class
 

@@ -5,9 +5,10 @@ The rule kept here: every text is escaped, because names and reasons are other m
 
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
 from html import escape
 from typing import Any
+
+import numpy as np
 
 from epochal.state.visible_text import visible
 
@@ -17,8 +18,10 @@ MAX_CHARS = 1000
 """Maximum length of a text in a document's table."""
 MAX_DEPTH = 3
 """Number of tables within each other."""
-FIRST_DATE_S = 1e9
-"""Seconds from which on they are a time since 1970."""
+FIRST_DATE_S, LAST_DATE_S = 1e9, 1e10
+"""Seconds between which they are a time since 1970: from 2001 to 2286."""
+SHORT = 1000
+"""Value from which on a number has no digits after its point."""
 
 
 def text_html(text: str) -> str:
@@ -89,11 +92,9 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):
-        if name.endswith("_s") and value >= FIRST_DATE_S:
-            return (
-                datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC") if value < 1e11 else f"{value:.4g}"
-            )
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}" if abs(value) < 1e15 else f"{value:.4g}"
+        if name.endswith("_s") and FIRST_DATE_S <= value < LAST_DATE_S:
+            return f"{np.datetime64(int(value), 's')} UTC".replace("T", " ", 1)
+        return f"{value:,.0f}" if SHORT <= abs(value) < FIRST_DATE_S else f"{value:.4g}"
     text = f"{value:,}" if isinstance(value, int) else str(value)
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
 
