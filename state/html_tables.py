@@ -36,7 +36,7 @@ def rows_html(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns:
 
 def document_html(document: Any) -> str:
     """Return a document as a table: a row for each field that has a value, with tables of the documents within."""
-    return _of_document(document, MAX_DEPTH)
+    return _cell("", document, MAX_DEPTH + 1)
 
 
 def documents_html(documents: Sequence[Any]) -> str:
@@ -84,7 +84,8 @@ def _cell(name: str, value: Any, depth: int) -> str:
         return _of_document(value, depth - 1) if depth > 1 else "…"
     if is_list:
         more = f", … {len(value) - MAX_ROWS:,} more" if len(value) > MAX_ROWS else ""
-        return ", ".join(_cell(name, one, depth) for one in value[:MAX_ROWS]) + more
+        parts = [(_cell(name, one, depth), isinstance(one, tuple | list)) for one in value[:MAX_ROWS]]
+        return ", ".join(f"({text})" if is_list else text for text, is_list in parts) + more
     return text_html(_text(name, value))
 
 

@@ -12,6 +12,7 @@ from epochal.remote.history_arrays import HistoryArrays
 from epochal.state.html_tables import MAX_ROWS, document_html, documents_html, rows_html
 from epochal.state.intervals import BatchId
 from epochal.state.messages.member_rows import MemberColumns, MemberFigures, MembersPage
+from epochal.state.wire import ClientId
 from epochal.state.wire_document import WireDocument
 from tests.support.data.figure_rows import LINEAGE, rows
 from tests.support.data.hostile_texts import TEXTS
@@ -19,7 +20,7 @@ from tests.support.data.shown_rounds import client, detail
 from tests.unit.epochal.view.test_status_panel import GPU, status_of
 
 TAGS = {"table", "thead", "tbody", "tr", "th", "td", "div", "p"}
-ROW = MemberFigures("ab" * 16, "lab", "0.1", "torch", **GPU)
+ROW = MemberFigures(ClientId("ab" * 16), "lab", "0.1", "torch", **GPU)
 
 
 class Read(HTMLParser):
@@ -69,20 +70,28 @@ def test_status_and_members_are_tables_of_what_is_known() -> None:
     assert {"lab", "2023-11-14 22:13:20 UTC"} <= set(Read(members_page(ROW)._repr_html_()).texts)
 
 
+def test_columns_are_shown_as_rows() -> None:
+    texts = Read(members_page(ROW, replace(ROW, name="home")).members._repr_html_()).texts
+    assert texts[texts.index("client_id") :][:2] == ["client_id", "name"]
+    assert texts.count("torch") == 2
+
+
 def test_long_list_is_cut_and_says_how_much_is_left() -> None:
     html = documents_html([replace(ROW, name=f"lab {number}") for number in range(MAX_ROWS + 2)])
     assert "… 2 more" in Read(html).texts
     assert f"lab {MAX_ROWS - 1}" in Read(html).texts
 
 
-def test_interval_in_a_document_is_shown_by_its_own_text() -> None:
+def test_lists_and_intervals_in_a_document_are_shown_as_text() -> None:
     @dataclass(frozen=True, slots=True)
     class Holder(WireDocument):
         one: BatchId
         many: tuple[BatchId, ...]
+        pairs: tuple[tuple[int, float], ...]
 
-    texts = Read(Holder(BatchId(1, 2), (BatchId(3, 4), BatchId(5, 5)))._repr_html_()).texts
-    assert texts == ["one", "[1, 2]", "many", "[3, 4], [5, 5]"]
+    holder = Holder(BatchId(1, 2), (BatchId(3, 4), BatchId(5, 5)), ((1, 2.5), (2000, 2.0)))
+    texts = Read(holder._repr_html_()).texts
+    assert texts == ["one", "[1, 2]", "many", "[3, 4], [5, 5]", "pairs", "(1, 2.5), (2,000, 2)"]
 
 
 def test_history_is_shown_as_charts_and_its_last_rows() -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -135,7 +136,11 @@ def test_status_shows_who_trains_ahead_and_for_which_step() -> None:
     assert shown.count("in round") == 1
 
 
-GPU = {"gpu_memory_bytes": 41_250_000_000, "gpu_memory_total_bytes": 80_000_000_000, "gpu_utilisation": 0.93}
+GPU: dict[str, Any] = {
+    "gpu_memory_bytes": 41_250_000_000,
+    "gpu_memory_total_bytes": 80_000_000_000,
+    "gpu_utilisation": 0.93,
+}
 
 
 def test_status_shows_the_gpus_of_those_that_have_one() -> None:
