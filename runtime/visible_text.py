@@ -1,3 +1,3 @@
-"""Text from other machines, for all programs (`state/visible_text.py`)."""
+"""Text from other machines, for all programs (`state/text/visible.py`)."""
 
-from epochal.state.visible_text import visible as visible
+from epochal.state.text.visible import visible as visible

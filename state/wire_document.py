@@ -18,6 +18,6 @@ class WireDocument:
 
     def _repr_html_(self) -> str:
         """Return the document as a table, as a notebook shows it."""
-        from epochal.state.html_tables import document_html
+        from epochal.state.text.html_tables import document_html
 
         return document_html(self)

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.errors import InvalidInput
-from epochal.state.html_tables import documents_html, text_html
 from epochal.state.messages.history_rows import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
+from epochal.state.text.html_tables import documents_html, text_html
 
 SHOWN_ROWS = 20
 """Number of the last rows in a notebook's table."""

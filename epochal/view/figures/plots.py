@@ -10,7 +10,7 @@ import math
 import warnings
 from typing import Any
 
-from epochal.state.html_tables import text_html
+from epochal.state.text.html_tables import text_html
 from epochal.view.figures.charts import Chart, LineChart
 from epochal.view.waterfall import PART_WORDS, Waterfall
 

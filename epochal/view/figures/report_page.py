@@ -21,10 +21,10 @@ from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.glossary import CHECKS
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
-from epochal.state.html_tables import rows_html, text_html
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.tries import shown_progress
+from epochal.state.text.html_tables import rows_html, text_html
 from epochal.view.figures.charts import charts_of
 from epochal.view.figures.plots import figure_html, has_matplotlib
 from epochal.view.figures.run_record import RunRecord

@@ -22,7 +22,7 @@ from tests.support.data.recorded_run import evaluated, hostile, recorded_run
 from tests.support.drive.cli import run_main, run_main_in_thread
 from tests.support.drive.restarted_run import restarted_run
 
-CHARTS = 6
+CHARTS = 7
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

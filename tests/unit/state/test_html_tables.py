@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import epochal
 from epochal.remote.history_arrays import HistoryArrays
-from epochal.state.html_tables import MAX_ROWS, document_html, documents_html, rows_html
 from epochal.state.intervals import BatchId
 from epochal.state.messages.member_rows import MemberColumns, MemberFigures, MembersPage
+from epochal.state.text.html_tables import MAX_ROWS, document_html, documents_html, rows_html
 from epochal.state.wire import ClientId
 from epochal.state.wire_document import WireDocument
 from tests.support.data.figure_rows import LINEAGE, rows

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from epochal.state.visible_text import visible
+from epochal.state.text.visible import visible
 
 MAX_ROWS = 100
 """Maximum number of rows of a table of documents, and of values of a list."""
