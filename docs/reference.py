@@ -15,6 +15,10 @@ SUBJECTS = {
     "epochal.coordinator_client": "Coordinator",
     "epochal.runtime": "Coordinator",
     "epochal.state": "State file and batches",
+    "epochal.state.messages": "Runs",
+    "epochal.state.shown": "Runs",
+    "epochal.state.documents": "Runs",
+    "epochal.state.phase_names": "Runs",
     "epochal.state.errors": "Errors",
     "epochal.state.refusals": "Errors",
 }
@@ -26,6 +30,6 @@ def body() -> str:
     subjects: dict[str, list[str]] = {}
     for name, module in epochal.MODULE_OF.items():
         prefixes = [prefix for prefix in SUBJECTS if f"{module}.".startswith(f"{prefix}.")]
-        entry = f"### {name}\n\nDefined in `{module}`.\n\n::: {module}.{name}"
+        entry = f"### {name}\n\n`epochal.{name}`, defined in `{module}`.\n\n::: {module}.{name}"
         subjects.setdefault(SUBJECTS[max(prefixes, key=len)], []).append(entry)
     return "\n\n".join("\n\n".join([f"## {subject}", *entries]) for subject, entries in subjects.items())

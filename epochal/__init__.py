@@ -60,6 +60,18 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
     )
     from epochal.remote.history_arrays import HistoryArrays as HistoryArrays
     from epochal.remote.run_local import LocalTraining as LocalTraining, run_local as run_local
+    from epochal.state.documents import RunDocument as RunDocument
+    from epochal.state.messages.evaluation_reports import Evaluation as Evaluation
+    from epochal.state.messages.history_rows import (
+        ClientFigures as ClientFigures, Moment as Moment, RoundDetail as RoundDetail, RoundFigures as RoundFigures,
+    )
+    from epochal.state.messages.member_rows import (
+        MemberColumns as MemberColumns, MemberDetail as MemberDetail, MemberFigures as MemberFigures,
+        MembersPage as MembersPage,
+    )
+    from epochal.state.messages.requests import RunStatus as RunStatus
+    from epochal.state.phase_names import RunState as RunState
+    from epochal.state.shown.explanation import SpeedExplanation as SpeedExplanation
     from epochal.tools.plan.scenario import parse_clients as parse_clients
     from epochal.tools.plan.planner import plan_run as plan_run
     from epochal.tools.plan.plans import Plan as Plan, PlanOptions as PlanOptions
@@ -105,6 +117,13 @@ _EXPORTS = {
     "epochal.remote.connection": "connect RunConnection RunWentBack",
     "epochal.remote.history_arrays": "HistoryArrays",
     "epochal.remote.run_local": "run_local LocalTraining",
+    "epochal.state.messages.requests": "RunStatus",
+    "epochal.state.phase_names": "RunState",
+    "epochal.state.messages.history_rows": "RoundFigures RoundDetail ClientFigures Moment",
+    "epochal.state.shown.explanation": "SpeedExplanation",
+    "epochal.state.messages.member_rows": "MembersPage MemberColumns MemberFigures MemberDetail",
+    "epochal.state.messages.evaluation_reports": "Evaluation",
+    "epochal.state.documents": "RunDocument",
     "epochal.tools.prepare.pipeline": "prepare PrepareProgress",
     "epochal.tools.prepare.prepare_options": "PrepareOptions",
     "epochal.tools.prepare.publishing": "Preparation",

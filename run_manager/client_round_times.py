@@ -28,7 +28,7 @@ from epochal.run_manager.events import (
 from epochal.state.documents import RoundHead
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S, MAX_CLAIMED_SAMPLES, DataMetrics
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
-from epochal.state.messages.round_times import MAX_TOLD_BYTES, MS_PER_S, LaterTimes, WorkTimes, milliseconds
+from epochal.state.messages.round_times import MAX_TOLD_BYTES, MS_PER_S, GpuUse, LaterTimes, WorkTimes, milliseconds
 from epochal.trainers.protocol import TrainedRound
 
 KEPT_ROUNDS = 4
@@ -37,6 +37,8 @@ MAX_SPANS = 64
 """Maximum number of separate times of fetching that are kept; further ones count with the gap before them."""
 REPORTED_PLACES = 3
 """Number of decimal places of the seconds that a client reports, because the journal keeps them."""
+NORM_DIGITS = 6
+"""Number of digits of the gradient norm that a client reports."""
 
 RoundName = tuple[int, int]
 
@@ -130,13 +132,14 @@ class RoundTimes:
         self._observer(event)
 
     def result_metrics(
-        self, trained: TrainedRound, data: DataMetrics | None, *, is_eager: bool = False
+        self, trained: TrainedRound, data: DataMetrics | None, gpu: GpuUse | None = None, *, is_eager: bool = False
     ) -> ResultMetrics:
         """Return the figures of a result that has just been encoded.
 
         Args:
             trained: the trainer's result.
             data: how its data came; None if the trainer loads them itself.
+            gpu: the use of its GPUs; None if that is not known.
             is_eager: whether it was trained before its round, so that nothing waited for the round's document.
         """
         began_s, now_s = self._parts_began_s, self._now_s()
@@ -150,6 +153,8 @@ class RoundTimes:
             data=data,
             work=WorkTimes(idle_ms, replica_ms, encode_ms),
             before=self.before(),
+            gradient_norm=None if trained.gradient_norm is None else float(f"{trained.gradient_norm:.{NORM_DIGITS}g}"),
+            gpu=gpu,
         )
 
     def delivered(self, commitment: ResultCommitment, batch_count: int) -> None:
@@ -161,6 +166,7 @@ class RoundTimes:
                 step=commitment.step,
                 attempt=commitment.attempt,
                 loss=metrics.loss,
+                gradient_norm=metrics.gradient_norm,
                 token_count=metrics.tokens,
                 batch_count=batch_count,
                 train_s=metrics.train_s,

@@ -73,6 +73,7 @@ class RoundTrained:
         encode_s: seconds to encode the result.
         upload_s: seconds to send it, until the coordinator had checked it.
         uploaded_bytes: its size.
+        gradient_norm: mean over the optimizer steps, before clipping; None if the trainer knows none.
     """
 
     step: int
@@ -93,6 +94,7 @@ class RoundTrained:
     encode_s: float = 0.0
     upload_s: float = 0.0
     uploaded_bytes: int = 0
+    gradient_norm: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

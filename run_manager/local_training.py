@@ -13,6 +13,7 @@ from epochal.batching.packing.packed_batches import AssignedBatches
 from epochal.batching.round_plan import RoundPlan, plan_of
 from epochal.run_manager.client_round_times import RoundTimes, data_metrics
 from epochal.run_manager.events import PartBegan, RoundPart
+from epochal.run_manager.gpu_gauge import GpuGauge
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.round_view import RoundView
 from epochal.run_manager.run_data import RunData
@@ -111,6 +112,7 @@ class RoundTraining:
     def __init__(
         self, client_id: ClientId, opening: TrainerOpening, data: RunData, results: OwnResults, times: RoundTimes
     ) -> None:
+        self._gpu = GpuGauge()
         self._client_id = client_id
         self._opening = opening
         self.data = data
@@ -151,6 +153,7 @@ class RoundTraining:
         self, work: RoundWork, trained: TrainedRound, computed: str, start: TrainingStart, data: DataMetrics | None
     ) -> OwnResult:
         self._begin(work, "encode")
+        self._gpu.begin(computed)
         header = ResultHeader(
             run_id=work.document.run_id,
             step=work.step,
@@ -163,7 +166,7 @@ class RoundTraining:
             computed=computed,
         )
         file = await self._results.encoded(header, work.document.lineage, trained.difference, work.state.merge.max_abs)
-        metrics = self._times.result_metrics(trained, data, is_eager=bool(start.own_result))
+        metrics = self._times.result_metrics(trained, data, self._gpu.taken(), is_eager=bool(start.own_result))
         return OwnResult(file, ResultCommitment(work.step, work.attempt, file.sha256(), file.size_bytes, metrics))
 
     def _begin(self, work: RoundWork, part: RoundPart) -> None:

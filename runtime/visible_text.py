@@ -1,6 +1,3 @@
-"""Text from other machines, as it may be shown to people: in errors, in logs and on terminals."""
+"""Text from other machines, for all programs (`state/text/visible.py`)."""
 
-
-def visible(text: str) -> str:
-    """Return text from another machine on one line, with escapes for the characters that a terminal would obey."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode("ascii") for char in text)
+from epochal.state.text.visible import visible as visible

@@ -36,14 +36,29 @@ FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "tra
 """Why a client could not take a round's step, in its report: a data error's kind, the trainer, or a loss, a gradient or
 a parameter that is not finite."""
 
+PUBLIC_ERRORS = frozenset({
+    "EpochalError", "InvalidInput", "InvalidConfig", "InvalidDocument", "InvalidResult", "Unsupported", "Refused",
+    "DataError", "SourceUnavailable", "CorruptData", "OutOfRange", "Rejected", "CoordinatorUnreachable", "Desync",
+    "StoreFailed", "StoreConflict", "TrainerFailed", "InternalError", "RunWentBack",
+})  # fmt: skip
+"""Errors that `epochal` exports: a traceback shows them by that name."""
+
 
 class EpochalError(Exception):
     """The root of all errors that Epochal raises on purpose. `context` holds the facts of the message by name."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.__name__ in PUBLIC_ERRORS and cls.__module__.startswith("epochal."):
+            cls.__module__ = "epochal"
 
     def __init__(self, message: str, **context: Any) -> None:
         super().__init__(message)
         self.message = message
         self.context = context
+
+
+EpochalError.__module__ = "epochal"
 
 
 class InvalidInput(EpochalError):

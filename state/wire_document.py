@@ -13,4 +13,11 @@ class WireDocument:
     """
 
     __slots__ = ()
+
     __pydantic_config__: ClassVar["ConfigDict"] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+
+    def _repr_html_(self) -> str:
+        """Return the document as a table, as a notebook shows it."""
+        from epochal.state.text.html_tables import document_html
+
+        return document_html(self)

@@ -119,7 +119,7 @@ class _LocalSteps:
         Raises:
             TrainerFailed: a loss or a gradient was not finite; the message names the first one.
         """
-        nats = 0.0
+        nats, norms = 0.0, list[float]()
         for number, name, value in self._found:
             try:
                 found = float(value)
@@ -127,9 +127,12 @@ class _LocalSteps:
                 raise self._failed(number, error.message, **error.context) from error
             if not math.isfinite(found):
                 raise self._failed(number, f"{name} is {found}", failure=NOT_FINITE)
-            nats += found if name == LOSS else 0.0
+            if name == LOSS:
+                nats += found
+            else:
+                norms.append(found)
         loss = Loss(nats, self._token_count)
-        trained = TrainedRound.between(self._plan.step, parameters, self._learner.parameters, loss)
+        trained = TrainedRound.between(self._plan.step, parameters, self._learner.parameters, loss, norms)
         return trained, self._learner.inner_state
 
     def _failed(self, number: int, message: str, **context: Any) -> TrainerFailed:

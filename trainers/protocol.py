@@ -13,7 +13,7 @@ the assignment is cut into local steps, and the data as it arrives. The rules ke
 """
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -36,23 +36,40 @@ class TrainedRound:
         loss: mean training loss in nats per token, each token's as it was before the local step that trained on it;
             None when nothing was computed.
         token_count: tokens trained on.
+        gradient_norm: mean over the round's optimizer steps of the gradient's L2 norm over all parameters, before
+            clipping; None when no step was taken, or the trainer does not know.
     """
 
     difference: Tensors
     loss: float | None
     token_count: int
+    gradient_norm: float | None = None
 
     @classmethod
-    def between(cls, step: int, start: Mapping[str, Float32Array], end: Mapping[str, Float32Array], loss: Loss) -> Self:
+    def between(
+        cls,
+        step: int,
+        start: Mapping[str, Float32Array],
+        end: Mapping[str, Float32Array],
+        loss: Loss,
+        gradient_norms: Sequence[float] = (),
+    ) -> Self:
         """Return the result of the round that led from the parameters `start` to the parameters `end`.
+
+        Args:
+            step: of the round.
+            start, end: float32, by the same names.
+            loss: of all local steps.
+            gradient_norms: of the optimizer steps, each before clipping.
 
         Raises:
             TrainerFailed: a parameter or the loss is not finite.
         """
-        return cls.of(step, {name: np.subtract(start[name], values) for name, values in end.items()}, loss)
+        difference = {name: np.subtract(start[name], values) for name, values in end.items()}
+        return cls.of(step, difference, loss, mean_norm(gradient_norms))
 
     @classmethod
-    def of(cls, step: int, difference: Tensors, loss: Loss) -> Self:
+    def of(cls, step: int, difference: Tensors, loss: Loss, gradient_norm: float | None = None) -> Self:
         """Return the result of the round whose parameters' differences are known.
 
         Raises:
@@ -64,7 +81,13 @@ class TrainedRound:
         nats = float(loss.nats)
         if not math.isfinite(nats):
             raise TrainerFailed(f"step {step}: the loss is {nats}", step=step, failure=NOT_FINITE)
-        return cls(difference, nats / loss.token_count if loss.token_count else None, loss.token_count)
+        mean = nats / loss.token_count if loss.token_count else None
+        return cls(difference, mean, loss.token_count, gradient_norm)
+
+
+def mean_norm(norms: Sequence[float]) -> float | None:
+    """Return the mean of the gradient's norms in a round's optimizer steps; None without one."""
+    return math.fsum(norms) / len(norms) if norms else None
 
 
 class Trainer(Protocol):

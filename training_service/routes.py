@@ -19,6 +19,7 @@ from epochal.trainers.remote.service_messages import (
     IDEMPOTENCY_KEY,
     SESSIONS,
     ChunkAnswer,
+    OptimStepAnswer,
     OptimStepRequest,
     SessionOpened,
     SessionRequest,
@@ -61,7 +62,7 @@ class SessionRoutes:
             self.forward_backward
         )
         router.get(f"{step}/parameters", response_class=BytesResponse)(self.parameters)
-        router.post(f"{one}/optim_step", response_model=dict, openapi_extra=takes_step)(self.optim_step)
+        router.post(f"{one}/optim_step", response_model=OptimStepAnswer, openapi_extra=takes_step)(self.optim_step)
         router.post(f"{one}/discard", response_model=dict)(self.discard)
         return router
 
@@ -111,8 +112,7 @@ class SessionRoutes:
         step = parse_document(OptimStepRequest, await _read_message(request))
 
         def act(session: TrainingSession) -> bytes:
-            session.optim_step(step)
-            return b"{}"
+            return canonical_json(session.optim_step(step))
 
         return await self._once(session_id, request, key, act)
 

@@ -24,6 +24,7 @@ from epochal.trainers.remote.service_messages import (
     FRAME_BYTES,
     MAX_PARAMETERS_BYTES,
     ChunkAnswer,
+    OptimStepAnswer,
     OptimStepRequest,
     SessionRequest,
 )
@@ -219,8 +220,8 @@ class TrainingSession:
         self._tokens += loss.token_count
         return ChunkAnswer(len(examples), nats, loss.token_count)
 
-    def optim_step(self, request: OptimStepRequest) -> None:
-        """Take the optimizer step.
+    def optim_step(self, request: OptimStepRequest) -> OptimStepAnswer:
+        """Take the optimizer step, and return the norm of its gradient if that is finite.
 
         Raises:
             Refused: `stale-step`; `incomplete-step` if not exactly `items` examples arrived: discard the round.
@@ -230,10 +231,13 @@ class TrainingSession:
             raise Refused(
                 Refusal.INCOMPLETE_STEP, f"{self._items} examples arrived of the {request.items} that the step is for"
             )
+        norm = None
         if self._tokens and self._request.optimizer is not None:
-            learner.step(self._request.optimizer, request.learning_rate, self._tokens)
+            norm = learner.step(self._request.optimizer, request.learning_rate, self._tokens)
         learner.discard()
         self._local_step, self._items, self._tokens = self._local_step + 1, 0, 0
+        found = math.nan if norm is None else float(norm)
+        return OptimStepAnswer(found if math.isfinite(found) else None)
 
     def discard(self) -> None:
         """Forget the round; the optimizer's state is that of the last round that counted."""

@@ -52,6 +52,26 @@ _GAUGES: _Rows = (
     ("run_members_ready", "Members that hold the model and the data.", lambda seen: seen.status.ready_count),
     ("run_members_resting", "Members without work because they missed rounds.", lambda seen: seen.status.resting_count),
     ("run_loss", "Mean loss of the last applied step, in nats per token.", lambda seen: seen.status.loss),
+    (
+        "run_gradient_norm",
+        "Mean L2 norm of the gradient before clipping, in the last applied step.",
+        lambda seen: seen.status.gradient_norm,
+    ),
+    (
+        "run_gpu_memory_bytes",
+        "Memory in use on the GPUs of the last round's clients, as they say.",
+        lambda seen: seen.status.gpu_memory_bytes,
+    ),
+    (
+        "run_gpu_memory_total_bytes",
+        "Memory of these GPUs in all.",
+        lambda seen: seen.status.gpu_memory_total_bytes,
+    ),
+    (
+        "run_gpu_utilisation",
+        "Mean part of time, from 0 to 1, in which these clients' GPUs computed.",
+        lambda seen: seen.status.gpu_utilisation,
+    ),
     ("run_tokens_per_second", "Tokens applied per second in the last rounds.", lambda seen: seen.status.tokens_per_s),
     ("run_carried_batches", "Batches that wait for another attempt.", lambda seen: seen.status.carried_batches),
     ("run_waiting_batches", "Batches that failed and wait for an attempt.", lambda seen: seen.status.waiting_batches),

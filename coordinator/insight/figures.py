@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
+from typing import Literal
 
 from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.parts.persistent_map import plain
@@ -23,21 +24,21 @@ _PLACES = 4
 """Number of decimal places of seconds: a tenth of a millisecond, below what any clock here means."""
 
 
-def mean_loss(current: Round, outcome: Outcome) -> tuple[float | None, int]:
-    """Return the mean loss of the applied results, and the number of tokens that it is of; (None, 0) if none has one.
+def mean_of(current: Round, outcome: Outcome, name: Literal["loss", "gradient_norm"]) -> tuple[float | None, int]:
+    """Return the mean of a figure of the applied results, and the number of tokens of these; (None, 0) if none has one.
 
     Absurd claims, whose mean is not finite, have none: a snapshot could not hold it.
     """
     commitments = plain(current.results.commitments)
     weighted = [
-        (metrics.loss, metrics.tokens)
+        (value, metrics.tokens)
         for entry in outcome.entries
-        if (metrics := commitments[entry.client_id].metrics).loss is not None and metrics.tokens
+        if (value := getattr(metrics := commitments[entry.client_id].metrics, name)) is not None and metrics.tokens
     ]
     tokens = sum(count for _, count in weighted)
     if not tokens:
         return None, 0
-    mean = sum(loss * count for loss, count in weighted) / tokens
+    mean = sum(value * count for value, count in weighted) / tokens
     return (mean, tokens) if math.isfinite(mean) else (None, 0)
 
 
@@ -52,7 +53,7 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
     ended, outcome = decided.ended, decided.outcome
     assert ended is not None, "every end of a round tells the round"
     current = ended.round
-    loss, loss_tokens = (None, 0) if outcome is None else mean_loss(current, outcome)
+    loss, loss_tokens = (None, 0) if outcome is None else mean_of(current, outcome, "loss")
     applied = 0 if outcome is None else total_batches(batch for entry in outcome.entries for batch in entry.assignment)
     train_s, batches = max(0.0, current.times.trained_s or 0.0), current.tasks.work.batch_count()
     verified = plain(current.results.verified)
@@ -70,6 +71,7 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         applied_rounds=int(outcome is not None),
         loss=loss,
         loss_tokens=loss_tokens,
+        gradient_norm=None if outcome is None else mean_of(current, outcome, "gradient_norm")[0],
         learning_rate=ended.learning_rate,
         tokens=applied * ended.tokens_per_batch,
         tokens_total=ended.tokens_total,
@@ -195,8 +197,15 @@ def _waited(metrics: ResultMetrics) -> float | None:
 
 def _with_work(figures: ClientFigures, metrics: ResultMetrics) -> ClientFigures:
     """Return a client's figures with those that it reports of its work until its result was ready."""
-    data_s, work = _waited(metrics), metrics.work
-    figures = replace(figures, data_s=_known(data_s))
+    data_s, work, gpu = _waited(metrics), metrics.work, metrics.gpu
+    figures = replace(
+        figures,
+        data_s=_known(data_s),
+        gradient_norm=metrics.gradient_norm,
+        gpu_memory_bytes=None if gpu is None else gpu.memory_bytes,
+        gpu_memory_total_bytes=None if gpu is None else gpu.memory_total_bytes,
+        gpu_utilisation=None if gpu is None else gpu.utilisation,
+    )
     if work is None:
         return figures
     ready_s = metrics.train_s + (work.replica_ms + work.encode_ms) / MS_PER_S

@@ -12,7 +12,7 @@ from epochal.coordinator.insight.member_book import KnownMember, MemberBook
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.run import Run
 from epochal.state.intervals import total_batches
-from epochal.state.messages.history_rows import ClientFigures, RoundDetail
+from epochal.state.messages.history_rows import GPU_FIGURES, ClientFigures, RoundDetail
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.wire import ClientId
 
@@ -127,6 +127,7 @@ def _counted(known: KnownMember, lately: Sequence[ClientFigures]) -> dict[str, A
     """Return the fields of a row that its history gives."""
     trained = [one.train_s for one in lately if one.train_s is not None]
     waited = [one.data_s for one in lately if one.data_s is not None]
+    gpu = next((one for one in reversed(lately) if one.gpu_utilisation is not None), None)
     in_trainer_s = math.fsum(trained) + math.fsum(waited)
     return {
         "applied": known.applied,
@@ -139,6 +140,7 @@ def _counted(known: KnownMember, lately: Sequence[ClientFigures]) -> dict[str, A
         "result_bytes": known.result_bytes,
         "uploaded_bytes": known.uploaded_bytes,
         "downloaded_bytes": known.downloaded_bytes,
+        **{name: gpu and getattr(gpu, name) for name in GPU_FIGURES},
     }
 
 

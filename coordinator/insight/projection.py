@@ -220,6 +220,11 @@ class Projection:
         """The mean loss of the last applied round that has one."""
         return next((row.loss for row in reversed(self.rows) if row.loss is not None), None)
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """The mean gradient norm of the last applied round that has one."""
+        return next((row.gradient_norm for row in reversed(self.rows) if row.gradient_norm is not None), None)
+
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
         detail = detail_of(decided, figures_of(decided, self.next, version), self.book.names)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.projection import Projection
@@ -14,6 +15,7 @@ from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.liveness import Liveness
 from epochal.state.intervals import coalesce, total_batches
+from epochal.state.messages.history_rows import GPU_FIGURES
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import MAX_DATASETS_IN_STATUS, FailedBatches, FailedData, RunStatus
 from epochal.state.shown.waiting_words import waiting_words
@@ -22,6 +24,7 @@ MAX_MEMBERS_IN_STATUS = 200
 MAX_LOSSES_IN_STATUS = 256
 MAX_FAILED_IN_STATUS = 8
 MAX_EVALUATIONS_IN_STATUS = 64
+_PLACES = 3
 
 
 def failed_data_of(run: Run, most: int | None = None) -> FailedData:
@@ -88,6 +91,8 @@ def status_of(
         tokens_applied=run.tokens_applied,
         tokens_per_s=round(coordinator.tokens_per_s, 1),
         loss=projection.loss,
+        gradient_norm=projection.gradient_norm,
+        **_gpus_of(projection),
         loss_history=projection.losses(MAX_LOSSES_IN_STATUS),
         evaluations=projection.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
         carried_batches=total_batches(run.work.carried) + total_batches(s.batch_id for s in run.work.suspects),
@@ -110,6 +115,17 @@ def status_of(
         explanation=explanation,
         verification=None if run.state_file.verify is None else verification_of(run),
     )
+
+
+def _gpus_of(projection: Projection) -> dict[str, Any]:
+    """Return the fields on the GPUs of the clients that reported one in the last round; empty without any."""
+    clients = [
+        one for detail in projection.last_details(1) for one in detail.clients if one.gpu_utilisation is not None
+    ]
+    if not clients:
+        return {}
+    sums = {name: sum(getattr(one, name) for one in clients) for name in GPU_FIGURES}
+    return sums | {"gpu_utilisation": round(sums["gpu_utilisation"] / len(clients), _PLACES)}
 
 
 def _shown_members(run: Run, projection: Projection, coordinator: Coordinating) -> tuple[MemberFigures, ...]:

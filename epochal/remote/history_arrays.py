@@ -8,6 +8,10 @@ import numpy.typing as npt
 
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.history_rows import FIGURES, FLOAT_FIGURES, MAX_INT64, RoundFigures
+from epochal.state.text.html_tables import documents_html, text_html
+
+SHOWN_ROWS = 20
+"""Number of the last rows in a notebook's table."""
 
 
 class HistoryArrays:
@@ -46,6 +50,14 @@ class HistoryArrays:
 
     def __repr__(self) -> str:
         return f"<{len(self)} rows of run {self.run_id!r}, the next round is {self.next}>"
+
+    def _repr_html_(self) -> str:
+        """Return charts of the rounds, where matplotlib is installed (`epochal[plot]`), and a table of the last."""
+        from epochal.view.figures.charts import round_charts
+        from epochal.view.figures.plots import figure_html, has_matplotlib
+
+        charts = "".join(map(figure_html, round_charts(self._rows))) if has_matplotlib() else ""
+        return f"<p>{text_html(repr(self)[1:-1])}</p>{charts}{documents_html(self._rows[-SHOWN_ROWS:])}"
 
     @property
     def tokens_per_s(self) -> npt.NDArray[np.float64]:

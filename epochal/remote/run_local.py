@@ -147,6 +147,7 @@ class LocalTraining:
             raise EpochalError(f"the run in {self.run_dir} was stopped; start another one with run_local")
 
     async def _start(self, state: str | Path | StateFile | None) -> None:
+        await asyncio.to_thread(self._take_folder)
         if state is None:
             demo = LocalRun(self._options, lambda *_: None)
             await asyncio.to_thread(demo.prepare)
@@ -163,20 +164,22 @@ class LocalTraining:
             await self._start_client()
 
     def _prepared(self, state: str | Path | StateFile) -> Path:
-        """Return the path of the state file, once it and the folder can be used."""
+        """Return the path of the state file, once it can be used."""
         if not isinstance(state, StateFile):
             read_state(Path(state))
+            return Path(state)
+        path = self.run_dir / "state.toml"
+        path.write_text(dump_state(state), encoding="utf-8")
+        return path
+
+    def _take_folder(self) -> None:
+        """Make the run's folder. Raise `InvalidInput` unless it can be used."""
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             if any(self.run_dir.iterdir()):
-                raise InvalidInput(f"{self.run_dir} is not empty; give another run_dir")
-            if not isinstance(state, StateFile):
-                return Path(state)
-            path = self.run_dir / "state.toml"
-            path.write_text(dump_state(state), encoding="utf-8")
+                raise InvalidInput(f"run_dir={str(self.run_dir)!r} is not empty; allowed: a new or empty folder")
         except OSError as error:
-            raise InvalidInput(f"{self.run_dir} cannot be used: {error.strerror or error}") from error
-        return path
+            raise InvalidInput(f"run_dir={str(self.run_dir)!r} cannot be used: {error.strerror or error}") from error
 
     async def _start_client(self) -> None:
         self._client_count += 1

@@ -28,6 +28,7 @@ MAX_SHOWN_EVALUATIONS = 8
 MAX_SHOWN_SENTENCES = 8
 """Maximum number of sentences on the verification of results."""
 EVALUATION_CURVE_WIDTH = 20
+GB = 10**9
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -116,7 +117,21 @@ def _head(status: RunStatus) -> Table:
     losses = [loss for _, loss in status.loss_history]
     if losses:
         head.add_row("loss", f"{losses[-1]:.3f} nats/token", "first", f"{losses[0]:.3f}")
+    gauges = []
+    if status.gradient_norm is not None:
+        gauges += ["gradient norm", f"{status.gradient_norm:.4g}"]
+    if status.gpu_utilisation is not None:
+        gauges += ["GPUs", gpu_words(status)]
+    if gauges:
+        head.add_row(*gauges)
     return head
+
+
+def gpu_words(one: RunStatus | MemberFigures) -> str:
+    """Return the use of a run's or a member's GPUs, such as "93%, 41.2 of 80.0 GB"; "" if it is not known."""
+    if one.gpu_utilisation is None or one.gpu_memory_bytes is None or one.gpu_memory_total_bytes is None:
+        return ""
+    return f"{one.gpu_utilisation:.0%}, {one.gpu_memory_bytes / GB:.1f} of {one.gpu_memory_total_bytes / GB:.1f} GB"
 
 
 def _in_words(status: RunStatus) -> list[RenderableType]:
@@ -189,6 +204,7 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     has_missed = any(member.missed for member in members)
     has_waits = any(member.data_wait is not None for member in members)
     waits_column = ("waits for data",) * has_waits
+    gpu_column = ("GPU",) * any(member.gpu_utilisation is not None for member in members)
     missed_columns = ("missed", "why") * has_missed
     names_column = ("name",) * any(member.name for member in members)
     has_parts = any(member.part or member.factor is not None for member in members)
@@ -202,10 +218,11 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         *part_column,
         "last loss",
         *waits_column,
+        *gpu_column,
         "heard",
     )
     for column in (*columns, *missed_columns):
-        table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"), overflow="fold")
+        table.add_column(column, no_wrap=column not in ("name", "waits for data", "GPU", "why"), overflow="fold")
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.ahead_step is not None:
@@ -221,7 +238,8 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         name = (Text(visible(member.name)),) * len(names_column)
         lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
         part = (f"{member.part:.0%}{lowered}",) * has_parts
-        table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, heard, *missed)
+        gpu = (gpu_words(member),) * len(gpu_column)
+        table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, *gpu, heard, *missed)
     shown = min(most, len(members))
     if total > shown:
         table.add_row(f"… {total - shown} more")

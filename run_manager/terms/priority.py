@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from epochal.run_manager.terms.machine_use import Tool, output_of
+from epochal.run_manager.system_tools import Tool, output_of
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ RoundCount = Annotated[int, Field(ge=1)]
 class RoundFigures(WireDocument):
     """The figures of a round that has ended, or of several neighbours that were merged.
 
-    Of merged rounds, counts of work, bytes and seconds are sums, the loss is their mean by `loss_tokens`, `number` and
-    `started_s` are the first one's, and everything else is the last one's.
+    Of merged rounds, counts of work, bytes and seconds are sums, loss and gradient norm are means by `loss_tokens`,
+    `number` and `started_s` are the first one's, and everything else is the last one's.
 
     Attributes:
         number: counts the rounds that have ended since the run began, from 0.
@@ -41,6 +41,8 @@ class RoundFigures(WireDocument):
         applied_rounds: number of the rounds of which something was applied.
         loss: mean training loss in nats per token, as the clients say; None if none was applied that has one.
         loss_tokens: number of tokens of which the loss is the mean, as the clients say.
+        gradient_norm: L2 norm of the gradient over all parameters before clipping: mean over each client's optimizer
+            steps, and over the applied results by their tokens, as the clients say; None if none has one.
         learning_rate: of the round's first local step.
         tokens: number of tokens that were applied.
         tokens_total: number of tokens that the run had applied at its end.
@@ -67,6 +69,7 @@ class RoundFigures(WireDocument):
     applied_rounds: Count
     loss: float | None
     loss_tokens: Count
+    gradient_norm: float | None
     learning_rate: float
     tokens: Count
     tokens_total: Count
@@ -118,6 +121,7 @@ class RoundColumns(WireDocument):
     applied_rounds: tuple[Count, ...]
     loss: tuple[float | None, ...]
     loss_tokens: tuple[Count, ...]
+    gradient_norm: tuple[float | None, ...]
     learning_rate: tuple[float, ...]
     tokens: tuple[Count, ...]
     tokens_total: tuple[Count, ...]
@@ -149,6 +153,8 @@ FLOAT_FIGURES = frozenset(found.name for found in fields(RoundFigures) if found.
 MAX_INT64 = 2**63 - 1
 """The greatest count that an array or a column of int64 holds; sums of what clients claim may be greater."""
 
+GPU_FIGURES = ("gpu_memory_bytes", "gpu_memory_total_bytes", "gpu_utilisation")
+"""Names of the fields on a client's GPUs, in its part of a round and in a member's row."""
 ClientFate = Literal["applied", "lost", "rejected", "failed", "missing", "idle"]
 """The end of a client's work in a round: it was applied; its result was delivered and not applied; its result broke a
 rule; it reported a failure; nothing came; or it had no work."""
@@ -176,6 +182,10 @@ class ClientFigures(WireDocument):
         fetching_s, decoding_s, packing_s: time for which its trainer waited for data; None if it does not say so.
         tokens: number of tokens that it predicted.
         loss: mean loss in nats per token.
+        gradient_norm: mean over its optimizer steps of the gradient's L2 norm before clipping; None if it has none.
+        gpu_memory_bytes, gpu_memory_total_bytes: memory of its GPUs in use, by whomever, and in all; None without one,
+            or where nothing shows it.
+        gpu_utilisation: part of the last moments of its training in which its GPUs computed, from 0 to 1.
         name: that it had chosen; "" without one.
         failure: the kind of its own report, if that is why its work was not applied.
         document_s: time from the round's start until it had the run document: what is left of the time until its
@@ -220,6 +230,10 @@ class ClientFigures(WireDocument):
     merge_s: float | None = None
     uploaded_bytes: Count | None = None
     downloaded_bytes: Count | None = None
+    gradient_norm: float | None = None
+    gpu_memory_bytes: Count | None = None
+    gpu_memory_total_bytes: Count | None = None
+    gpu_utilisation: float | None = None
     name: str = ""
     failure: FailureKind | None = None
 
@@ -301,7 +315,7 @@ def slowest_first(clients: Sequence[ClientFigures], most: int) -> tuple[ClientFi
 
 def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
     """Return one row in the place of two neighbours."""
-    loss, loss_tokens = _mean_loss(first, second)
+    loss, loss_tokens = _mean(first, second, "loss")
     return RoundFigures(
         number=first.number,
         rounds=first.rounds + second.rounds,
@@ -316,6 +330,7 @@ def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
         applied_rounds=first.applied_rounds + second.applied_rounds,
         loss=loss,
         loss_tokens=loss_tokens,
+        gradient_norm=_mean(first, second, "gradient_norm")[0],
         learning_rate=second.learning_rate,
         tokens=first.tokens + second.tokens,
         tokens_total=second.tokens_total,
@@ -332,12 +347,15 @@ def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
     )
 
 
-def _mean_loss(first: RoundFigures, second: RoundFigures) -> tuple[float | None, int]:
-    known = [row for row in (first, second) if row.loss is not None]
-    tokens = sum(row.loss_tokens for row in known)
+def _mean(
+    first: RoundFigures, second: RoundFigures, name: Literal["loss", "gradient_norm"]
+) -> tuple[float | None, int]:
+    """Return the mean of a figure of two rows, by their `loss_tokens`, and the number of these; (None, 0) without."""
+    known = [(value, row.loss_tokens) for row in (first, second) if (value := getattr(row, name)) is not None]
+    tokens = sum(count for _, count in known)
     if not tokens:
         return None, 0
-    mean = sum((row.loss or 0.0) * (row.loss_tokens / tokens) for row in known)
+    mean = sum(value * (count / tokens) for value, count in known)
     return (mean, tokens) if math.isfinite(mean) else (None, 0)
 
 

@@ -1,7 +1,7 @@
 """The members of a run, as they are shown: as rows, as columns, and one with its rounds.
 
-Names, versions and trainers are a client's own words, and so are its times, tokens, loss and transferred bytes: they
-are shown, and nothing relies on them.
+Names, versions and trainers are a client's own words, and so are its times, tokens, loss, GPUs and transferred bytes:
+they are shown, and nothing relies on them.
 """
 
 from collections.abc import Iterable
@@ -46,6 +46,8 @@ class MemberFigures(WireDocument):
         tokens_per_s: tokens that it trained on in its last rounds, per second in its trainer, as it says; None if
             nothing is known, as for the rest.
         last_loss: of its last result, in nats per token.
+        gpu_memory_bytes, gpu_memory_total_bytes, gpu_utilisation: of its GPUs, as it said last in its last rounds; see
+            `ClientFigures`.
         data_wait: part of its trainer's time in its last rounds for which it waited for data, from 0 to 1.
         data_wait_s: seconds for which its trainer waited for data, in all.
         train_s: median of the seconds in its trainer, over its last rounds.
@@ -81,6 +83,9 @@ class MemberFigures(WireDocument):
     result_bytes: Count = 0
     uploaded_bytes: Count | None = None
     downloaded_bytes: Count | None = None
+    gpu_memory_bytes: Count | None = None
+    gpu_memory_total_bytes: Count | None = None
+    gpu_utilisation: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,9 @@ class MemberColumns(WireDocument):
     result_bytes: tuple[Count, ...]
     uploaded_bytes: tuple[Count | None, ...]
     downloaded_bytes: tuple[Count | None, ...]
+    gpu_memory_bytes: tuple[Count | None, ...]
+    gpu_memory_total_bytes: tuple[Count | None, ...]
+    gpu_utilisation: tuple[float | None, ...]
 
     @classmethod
     def of(cls, rows: Iterable[MemberFigures]) -> "MemberColumns":

@@ -332,6 +332,10 @@ class RunStatus(WireDocument):
         waiting: says what the run waits for, as "waits for …".
         explanation: says why the run is not faster; "" before that is known. Both may quote other machines' words.
         verification: of members' results; None where the state file has no `[verify]`.
+        gradient_norm: of the last applied round that has one, as `RoundFigures.gradient_norm`.
+        gpu_memory_bytes, gpu_memory_total_bytes: memory in use and in all, summed over the clients of the last round
+            that reported a GPU; None without one.
+        gpu_utilisation: mean over these clients, from 0 to 1.
     """
 
     run_id: str
@@ -372,6 +376,10 @@ class RunStatus(WireDocument):
     waiting: str = ""
     explanation: str = ""
     verification: VerificationView | None = None
+    gradient_norm: float | None = None
+    gpu_memory_bytes: Count | None = None
+    gpu_memory_total_bytes: Count | None = None
+    gpu_utilisation: float | None = None
 
 
 def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str, host: str) -> bytes:

@@ -63,6 +63,20 @@ class LaterTimes(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUse(WireDocument):
+    """The use of the GPUs on which a client trains, by whomever, as their driver shows it.
+
+    Attributes:
+        memory_bytes, memory_total_bytes: memory in use, and in all; of several GPUs the sum.
+        utilisation: part of the last moments in which the GPU computed, from 0 to 1; of several the mean.
+    """
+
+    memory_bytes: ToldBytes
+    memory_total_bytes: ToldBytes
+    utilisation: Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(frozen=True, slots=True)
 class ResultMetrics(WireDocument):
     """A client's own figures of its round.
 
@@ -73,6 +87,8 @@ class ResultMetrics(WireDocument):
         data: how its data came; None if the client does not know, because its trainer loads them.
         work: the other times of this round; None if the client does not say, as for the next.
         before: the times of an earlier round that it knows by now.
+        gradient_norm: mean over its optimizer steps of the gradient's L2 norm before clipping; None if it has none.
+        gpu: of the end of its training, or of the round before; None without a GPU, or where nothing shows its use.
     """
 
     loss: float | None
@@ -81,6 +97,8 @@ class ResultMetrics(WireDocument):
     data: DataMetrics | None = None
     work: WorkTimes | None = None
     before: LaterTimes | None = None
+    gradient_norm: Annotated[float, Field(ge=0)] | None = None
+    gpu: GpuUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ FIGURES = {
     "ready": True, "in_roster": True, "share": 1.0, "claim": 1, "missed": 1, "rest_s": None, "silent_s": 1.0,
     "joined_s": 1.7e9, "left": "", "applied": 1, "lost": 1, "tokens": 1, "tokens_per_s": 1.0, "last_loss": 1.0,
     "data_wait": 0.5, "data_wait_s": 1.0, "train_s": 1.0, "result_bytes": 1, "uploaded_bytes": None,
+    "gpu_memory_bytes": None, "gpu_memory_total_bytes": None, "gpu_utilisation": None,
     "downloaded_bytes": None, "part": 0.5, "factor": 0.5, "ahead_step": None,
 }  # fmt: skip
 

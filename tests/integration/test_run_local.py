@@ -1,6 +1,5 @@
 """`epochal.run_local`: a whole run from Python, inside an event loop as a notebook has, and nothing left after it."""
 
-import json
 import os
 import select
 import signal
@@ -11,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import epochal
+from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
-from tests.support.heavy import need_module
 
 QUICK = {
     "config__total_steps": 2,
@@ -31,15 +30,6 @@ run = epochal.run_local(state, clients=1, run_dir=sys.argv[1])
 print(*(child.process.pid for child in run._children.started), flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
-CELLS = (
-    "import epochal, asyncio\nassert asyncio.get_running_loop().is_running()",
-    "from tests.support.data.states import state_file",
-    "run = epochal.run_local(state_file(config__total_steps=2, config__waiting_for_members_extra_time=0.001,"
-    " config__init_min_clients=1), clients=1, run_dir='local')",
-    "rounds = [row.number for row in run.connect().follow()]",
-    "print(rounds, run.wait().run_state.value)",
-    "run.stop()\nprint(run)",
-)
 
 
 def lives(pid: int) -> bool:
@@ -99,23 +89,6 @@ def test_processes_end_even_if_the_interpreter_is_killed(tmp_path: Path) -> None
         os.close(waiting)
 
 
-@pytest.mark.nightly
-def test_notebook_runs_and_follows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    need_module("nbclient")
-    need_module("ipykernel")
-    import nbformat
-    from nbclient import NotebookClient
-
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
-    monkeypatch.setenv(
-        "PYTHONPATH", os.pathsep.join([os.getcwd(), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
-    )
-    NotebookClient(book, timeout=int(BOUND_S), resources={"metadata": {"path": str(tmp_path)}}).execute()
-    printed = json.dumps([cell.outputs for cell in book.cells])
-    assert "[0, 1] Finished" in printed
-    assert "local run in local, stopped" in printed
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [({"clients": 0}, "clients=0; allowed: 1 to 64"), ({"state": "x.toml", "rounds": 3}, "rounds is for the demo")],
@@ -126,8 +99,9 @@ def test_wrong_arguments_start_nothing(tmp_path: Path, arguments: dict[str, obje
     assert not (tmp_path / "run").exists()
 
 
-def test_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [None, state_file(**QUICK)])
+def test_folder_that_holds_something_is_left_alone(tmp_path: Path, state: StateFile | None) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(InvalidInput, match="is not empty"):
-        epochal.run_local(state_file(**QUICK), run_dir=tmp_path)
+    with pytest.raises(InvalidInput, match=r"run_dir='.*' is not empty; allowed: a new or empty folder"):
+        epochal.run_local(state, run_dir=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]

@@ -10,6 +10,7 @@ from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import InnerState, Loss, Model
 from epochal.trainers.mesh.collectives import MeshCollectives
 from epochal.trainers.mesh.mesh_messages import INNER, PARAMETERS, Part
+from epochal.trainers.protocol import mean_norm
 
 
 class SummedLearner:
@@ -32,6 +33,7 @@ class SummedLearner:
         self._shapes = model.shapes
         self._received: dict[Part, Tensors] = {PARAMETERS: {}, INNER: {}}
         self._step_sums, self._sums = np.zeros(2), np.zeros(2)
+        self._norms: list[float] = []
 
     def open(self) -> None:
         """Do nothing: the learner is open."""
@@ -48,7 +50,7 @@ class SummedLearner:
         """Begin a round with the received tensors. Raise `TrainerFailed` if the state is not this model's."""
         received, self._received = self._received, {PARAMETERS: {}, INNER: {}}
         self._learner.load(received[PARAMETERS], InnerState(step_count, received[INNER]))
-        self._step_sums, self._sums = np.zeros(2), np.zeros(2)
+        self._step_sums, self._sums, self._norms = np.zeros(2), np.zeros(2), []
 
     def add(self, examples: Sequence[Example]) -> None:
         """Compute on examples of the local step. Raise `TrainerFailed` if their loss is not finite."""
@@ -71,13 +73,13 @@ class SummedLearner:
             collectives.sum_to_first(summed[name])
         if collectives.is_first:
             learner.replace_gradient(summed)
-            if sums[1]:
-                learner.step(self._optimizer, learning_rate, sums[1])
+            norm = learner.step(self._optimizer, learning_rate, sums[1]) if sums[1] else None
+            self._norms += [] if norm is None else [float(norm)]
         self._share(learner.parameters)
 
-    def finish(self) -> Loss:
-        """Return the loss of the round, in the first process."""
-        return Loss(float(self._sums[0]), int(self._sums[1]))
+    def finish(self) -> tuple[Loss, float | None]:
+        """Return the loss of the round and the mean norm of its gradients, in the first process."""
+        return Loss(float(self._sums[0]), int(self._sums[1])), mean_norm(self._norms)
 
     @property
     def step_count(self) -> int:

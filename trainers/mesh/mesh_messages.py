@@ -131,6 +131,7 @@ class RoundDone:
     token_count: int
     steps_taken: int
     rows_loaded: int
+    gradient_norm: float | None = None
     kind: Literal["done"] = "done"
 
 

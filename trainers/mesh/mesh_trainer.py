@@ -89,7 +89,8 @@ class MeshTrainer:
             self._inner_state.propose(InnerState(first.steps_taken, end.inner))
             self._log_rows(plan, [found.rows_loaded for found in done])
             loss = Loss(first.nats, first.token_count)
-            return await self._worker.run(partial(TrainedRound.of, plan.step, end.difference, loss))
+            made = partial(TrainedRound.of, plan.step, end.difference, loss, first.gradient_norm)
+            return await self._worker.run(made)
 
     async def _trained(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], end: "_RoundEnd"

@@ -70,8 +70,8 @@ class MeshLearner(Protocol):
         """Take local step `number` (from 0) on all examples that were added in any process."""
         ...
 
-    def finish(self) -> Loss:
-        """Return the loss of all local steps, valid in the first process only.
+    def finish(self) -> tuple[Loss, float | None]:
+        """Return the loss of all local steps and the mean norm of their gradients, valid in the first process only.
 
         Raises:
             TrainerFailed: a loss or a gradient was not finite.
@@ -98,6 +98,7 @@ class RoundEnd:
     """The end of a round. All but `rows_loaded` is valid in the first process only."""
 
     loss: Loss
+    gradient_norm: float | None
     step_count: int
     rows_loaded: int
 
@@ -169,9 +170,9 @@ class MeshRounds:
                 await run(partial(collectives.share_rows, rows.data))
                 await self._agreed(run(partial(learner.add, rows.examples(self._own_rows))))
             await run(partial(learner.step, number, task.plan.learning_rates[number]))
-        loss = await run(learner.finish)
+        loss, norm = await run(learner.finish)
         await self._send(task, tensors)
-        return RoundEnd(loss, learner.step_count, reader.rows_loaded)
+        return RoundEnd(loss, norm, learner.step_count, reader.rows_loaded)
 
     async def _agreed(self, part: Awaitable[T]) -> T:
         """Return the result of this process's part once all processes have finished theirs."""

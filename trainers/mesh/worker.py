@@ -95,7 +95,7 @@ class MeshWorker:
                 end = await self._rounds.train(task, tensors, self._data(task.plan, group))
         except BaseExceptionGroup as failed:
             return self._failure(first_error(failed), task.plan)
-        return RoundDone(float(end.loss.nats), end.loss.token_count, end.step_count, end.rows_loaded)
+        return RoundDone(float(end.loss.nats), end.loss.token_count, end.step_count, end.rows_loaded, end.gradient_norm)
 
     def _connect(self) -> None:
         self._use_device()  # of this thread, in which all operations of torch follow

@@ -126,18 +126,19 @@ class RemoteTrainer:
     ) -> TrainedRound:
         started = await self._worker.run(partial(encode_tensor_file, dict(parameters), {}))
         session, round_key = await self._begin(started)
-        nats, token_count, steps = 0.0, 0, 0
+        nats, token_count, steps, norms = 0.0, 0, 0, list[float]()
         async for micro_batch in micro_batches(plan, batches):
             if not any(example.predicted for example in micro_batch.examples):
                 continue
-            answers = await self._local_step(plan, session, round_key, steps, micro_batch)
+            answers, norm = await self._local_step(plan, session, round_key, steps, micro_batch)
+            norms += [] if norm is None else [norm]
             nats += sum(answer.nats for answer in answers)
             token_count += sum(answer.tokens for answer in answers)
             steps += 1
         data = await self._service.parameters(session.session_id, round_key, steps)
         end = await self._worker.run(partial(self._parameters_in, data))
         log.info("chunks_sent", extra={"step": plan.step, **asdict(self.metrics)})
-        return TrainedRound.between(plan.step, parameters, end, Loss(nats, token_count))
+        return TrainedRound.between(plan.step, parameters, end, Loss(nats, token_count), norms)
 
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
         """Begin a round at these parameters, in the open session or, if it has ended, in a new one."""
@@ -162,17 +163,18 @@ class RemoteTrainer:
 
     async def _local_step(
         self, plan: RoundPlan, session: SessionOpened, round_key: str, number: int, micro_batch: MicroBatch
-    ) -> list[ChunkAnswer]:
-        """Submit the examples in chunks, have the optimizer step taken, and return the chunks' answers."""
+    ) -> tuple[list[ChunkAnswer], float | None]:
+        """Submit the examples in chunks, have the optimizer step taken, and return the answers to both."""
         limits = ChunkLimits(session.limits.items, session.limits.size)
         examples = [example for example in micro_batch.examples if example.tokens.size]
         chunks = chunk_columns([batch_of(examples)], LOSS_INPUTS, limits=limits)
         answers = await self._submit(session.session_id, (round_key, number), chunks)
         items = sum(answer.items for answer in answers)
         rate = plan.learning_rates[micro_batch.local_step]
-        await self._service.optim_step(session.session_id, OptimStepRequest(round_key, number, items, rate))
+        step = OptimStepRequest(round_key, number, items, rate)
+        taken = await self._service.optim_step(session.session_id, step)
         self.metrics.local_steps += 1
-        return answers
+        return answers, taken.gradient_norm
 
     async def _submit(
         self, session_id: str, place: tuple[str, int], chunks: Iterable[ColumnChunk]

@@ -29,6 +29,7 @@ from epochal.trainers.remote.service_messages import (
     IDEMPOTENCY_KEY,
     SESSIONS,
     ChunkAnswer,
+    OptimStepAnswer,
     OptimStepRequest,
     SessionOpened,
     SessionRequest,
@@ -99,9 +100,10 @@ class TrainingServiceClient:
         path = f"{SESSIONS}/{session_id}/rounds/{round_key}/steps/{local_step}/forward_backward"
         return parse_document(ChunkAnswer, await self._ask("POST", path, examples))
 
-    async def optim_step(self, session_id: str, request: OptimStepRequest) -> None:
-        """Take the optimizer step."""
-        await self._ask("POST", f"{SESSIONS}/{session_id}/optim_step", canonical_json(request))
+    async def optim_step(self, session_id: str, request: OptimStepRequest) -> OptimStepAnswer:
+        """Take the optimizer step, and return the norm of its gradient."""
+        answer = await self._ask("POST", f"{SESSIONS}/{session_id}/optim_step", canonical_json(request))
+        return parse_document(OptimStepAnswer, answer)
 
     async def parameters(self, session_id: str, round_key: str, local_steps: int) -> bytes:
         """Return the parameters after this number of local steps of the round, as a tensor file."""

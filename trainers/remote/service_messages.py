@@ -95,6 +95,13 @@ class OptimStepRequest(WireDocument):
     learning_rate: float
 
 
+@dataclass(frozen=True, slots=True)
+class OptimStepAnswer(WireDocument):
+    """The L2 norm of an optimizer step's gradient before clipping; None if no step was taken."""
+
+    gradient_norm: Annotated[float, Field(ge=0)] | None
+
+
 def encode_examples(parts: Sequence[Rows]) -> bytes:
     """Encode the samples of a chunk as safetensors: flat tokens, offsets of the samples, labels and positions.
 

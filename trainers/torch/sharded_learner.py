@@ -19,6 +19,7 @@ from epochal.state.config.model_table import AdamW
 from epochal.state.errors import EpochalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NOT_FINITE, Loss
+from epochal.trainers.protocol import mean_norm
 from epochal.trainers.torch.adamw import FIRST, SECOND, FusedAdamW
 from epochal.trainers.torch.devices import Placement, is_out_of_memory, reason_of
 from epochal.trainers.torch.micro_batch_sizes import DoesNotFit, MicroBatchSize, grouped
@@ -125,17 +126,18 @@ class ShardedLearner:
         self._found.append((number, nats, norm))
         self._token_count += token_count
 
-    def finish(self) -> Loss:
+    def finish(self) -> tuple[Loss, float | None]:
         rows = [[float(nats), 0.0 if norm is None else float(norm)] for _, nats, norm in self._found]
         sums = torch.tensor(rows, dtype=torch.float64).reshape(-1, 2)
         dist.all_reduce(sums)
-        total = 0.0
-        for (number, _, _), (nats, norm) in zip(self._found, sums.tolist(), strict=True):
+        total, norms = 0.0, list[float]()
+        for (number, _, step_norm), (nats, norm) in zip(self._found, sums.tolist(), strict=True):
             for name, value in (("the loss", nats), ("the norm of the gradient", norm)):
                 if not math.isfinite(value):
                     raise TrainerFailed(f"local step {number + 1}: {name} is {value}", failure=NOT_FINITE)
             total += nats
-        return Loss(total, self._token_count)
+            norms += [] if step_norm is None else [float(step_norm)]  # every process has that of all shards
+        return Loss(total, self._token_count), mean_norm(norms)
 
     @property
     def step_count(self) -> int:

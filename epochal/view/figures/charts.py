@@ -4,10 +4,11 @@ Series differ in colour and in dashes, so that they can be distinguished without
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures, thinned
 from epochal.state.shown.explanation import settled_rounds
 from epochal.view.figures.run_record import RunRecord
@@ -54,30 +55,38 @@ Chart = LineChart | Waterfall
 
 def charts_of(record: RunRecord) -> tuple[Chart, ...]:
     """Return the charts of a run, those that there is something for."""
-    rows = thinned(record.rows, MAX_POINTS)
-    if not rows:
+    charts: list[Chart] = [*round_charts(record.rows, record.evaluations)]
+    if not charts:
         return ()
-    charts: list[Chart] = [_loss(record, rows), _members(rows), _throughput(rows), _traffic(rows), _waits(rows)]
     settled = settled_rounds(record.details)
     if settled and settled[-1].clients:
         charts.append(waterfall(settled[-1], {member.client_id: member.name for member in record.members}))
     return tuple(charts)
 
 
+def round_charts(rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation] = ()) -> tuple[LineChart, ...]:
+    """Return the charts of rounds that have ended; none without a round."""
+    if not rows:
+        return ()
+    few = thinned(rows, MAX_POINTS)
+    loss = _loss(rows, few, evaluations)
+    return (loss, *_gradient_norm(few), _members(few), _throughput(few), _traffic(few), _waits(few))
+
+
 def _ends(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
     return tuple(float(row.next_number - 1) for row in rows)
 
 
-def _loss(record: RunRecord, rows: Sequence[RoundFigures]) -> LineChart:
+def _loss(whole: Sequence[RoundFigures], rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation]) -> LineChart:
     xs = _ends(rows)
     losses = tuple(math.nan if row.loss is None else row.loss for row in rows)
     lines = [Line("training, each round", xs, losses), Line("training, smoothed", xs, smoothed(rows))]
     by_step = {row.step: x for row, x in zip(rows, xs, strict=True)}
-    for name in sorted({found.name for found in record.evaluations}):
-        points = sorted((found.step, found.loss) for found in record.evaluations if found.name == name)
+    for name in sorted({found.name for found in evaluations}):
+        points = sorted((found.step, found.loss) for found in evaluations if found.name == name)
         placed = [(_place(step, by_step), loss) for step, loss in points]
         lines.append(Line(f"evaluated: {shortened(name)}", *_columns(placed), has_marks=len(placed) <= MAX_MARKS))
-    last = next((row.loss for row in reversed(record.rows) if row.loss is not None), math.nan)
+    last = next((row.loss for row in reversed(whole) if row.loss is not None), math.nan)
     return LineChart(
         "Loss",
         f"training loss over {len(xs)} points, {last:.4g} nats per token at the end",
@@ -86,6 +95,15 @@ def _loss(record: RunRecord, rows: Sequence[RoundFigures]) -> LineChart:
         tuple(lines),
         from_zero=False,
     )
+
+
+def _gradient_norm(rows: Sequence[RoundFigures]) -> Iterator[LineChart]:
+    norms = tuple(math.nan if row.gradient_norm is None else row.gradient_norm for row in rows)
+    known = [norm for norm in norms if not math.isnan(norm)]
+    if known:
+        note = f"L2 norm over all parameters, before clipping, {known[-1]:.4g} at the end"
+        lines = (Line("mean of the results", _ends(rows), norms),)
+        yield LineChart("Gradient norm", note, "round", "gradient norm", lines)
 
 
 def _place(step: int, by_step: dict[int, float]) -> float:

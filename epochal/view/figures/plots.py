@@ -3,12 +3,14 @@
 The same record gives the same bytes with the same matplotlib: no dates, no random ids.
 """
 
+import base64
 import importlib.util
 import io
 import math
 import warnings
 from typing import Any
 
+from epochal.state.text.html_tables import text_html
 from epochal.view.figures.charts import Chart, LineChart
 from epochal.view.waterfall import PART_WORDS, Waterfall
 
@@ -53,6 +55,17 @@ def drawn(chart: Chart) -> bytes:
         data = io.BytesIO()
         figure.savefig(data, format="svg", metadata={"Date": None, "Creator": None})
         return data.getvalue()
+
+
+def figure_html(chart: Chart) -> str:
+    """Return a chart as a figure of HTML, which needs no other file."""
+    what = "the clients of one round" if isinstance(chart, Waterfall) else chart.y_label
+    caption = f"{text_html(what)}: {text_html(chart.note)}"
+    return (
+        f'<figure><h2>{text_html(chart.title)}</h2><div class=wide><img alt="{caption}" '
+        f'src="data:image/svg+xml;base64,{base64.b64encode(drawn(chart)).decode()}"></div>'
+        f"<figcaption>{caption}</figcaption></figure>"
+    )
 
 
 def _size(chart: Chart) -> tuple[float, float]:

@@ -24,10 +24,11 @@ from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.tries import shown_progress
-from epochal.view.figures.charts import Chart, charts_of
-from epochal.view.figures.plots import drawn, has_matplotlib
+from epochal.state.text.html_tables import rows_html, text_html
+from epochal.view.figures.charts import charts_of
+from epochal.view.figures.plots import figure_html, has_matplotlib
 from epochal.view.figures.run_record import RunRecord
-from epochal.view.waterfall import Waterfall
+from epochal.view.status_panel import gpu_words
 
 REPORT_NAME = "report.html"
 """Name of the file that `epochal up` and `epochal report` write."""
@@ -58,7 +59,7 @@ td:last-child{overflow-wrap:anywhere}
 """
 _MEMBER_COLUMNS = (
     "client", "name", "version", "trainer", "now", "results applied", "lost", "tokens", "tokens/s", "loss",
-    "waited for data [s]", "results [MB]",
+    "waited for data [s]", "results [MB]", "GPU",
 )  # fmt: skip
 _TEXT_COLUMNS = 5
 
@@ -78,7 +79,7 @@ def write_report(record: RunRecord, path: Path) -> None:
 def report_html(record: RunRecord) -> str:
     """Return a run's page. The same record gives the same page."""
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-    title = f"Run {_text(record.run_id)}"
+    title = f"Run {text_html(record.run_id)}"
     body = "\n".join(_body(record))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -90,27 +91,17 @@ def report_html(record: RunRecord) -> str:
 
 
 def _body(record: RunRecord) -> Iterator[str]:
-    yield f'<p class="quiet">As of {_when(record.at_s)}. Epochal {_text(__version__)}.</p>'
-    yield f'<p class="said">{_text(record.explanation.sentence)}</p>'
+    yield f'<p class="quiet">As of {_when(record.at_s)}. Epochal {text_html(__version__)}.</p>'
+    yield f'<p class="said">{text_html(record.explanation.sentence)}</p>'
     yield "<h2>The run</h2>" + _table(_summary(record))
     if has_matplotlib():
-        yield from map(_figure, charts_of(record))
+        yield from map(figure_html, charts_of(record))
     else:
         yield f'<p class="noted">{NO_CHARTS}</p>'
     yield from _audit(record.audit)
     yield from _members(record)
     yield "<h2>Configuration</h2><p class=quiet>As clients read it: without access and notices.</p>"
     yield f"<pre>{escape(_config(record.config))}</pre>"
-
-
-def _figure(chart: Chart) -> str:
-    what = "the clients of one round" if isinstance(chart, Waterfall) else chart.y_label
-    caption = f"{_text(what)}: {_text(chart.note)}"
-    return (
-        f'<figure><h2>{_text(chart.title)}</h2><div class=wide><img alt="{caption}" '
-        f'src="data:image/svg+xml;base64,{base64.b64encode(drawn(chart)).decode()}"></div>'
-        f"<figcaption>{caption}</figcaption></figure>"
-    )
 
 
 def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
@@ -126,6 +117,9 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     losses = [row.loss for row in rows if row.loss is not None]
     if losses:
         yield "training loss", f"{losses[0]:.4f} at first, {losses[-1]:.4f} now (nats/token)"
+    norm = next((row.gradient_norm for row in reversed(rows) if row.gradient_norm is not None), None)
+    if norm is not None:
+        yield "gradient norm", f"{norm:.4g}"
     for found in newest_evaluations(record.evaluations):
         yield f"evaluated: {found.name}", f"{found.loss:.4f} nats/token, replica {found.step}, {found.tokens:,} tokens"
     yield "members", f"{len(record.members):,}, of which {sum(one.ready for one in record.members):,} are ready"
@@ -144,15 +138,15 @@ def _audit(audit: AuditReport | None) -> Iterator[str]:
     verdict = "Some checks failed." if problems else "All checks passed."
     yield f'<p class="{"wrong" if problems else "said"}">{verdict}</p>'
     for text in problems:
-        yield f'<p class="wrong">{_text(text)}</p>'
+        yield f'<p class="wrong">{text_html(text)}</p>'
     for text in remarks:
-        yield f'<p class="noted">{_text(text)}</p>'
+        yield f'<p class="noted">{text_html(text)}</p>'
     rows = (
         (name.replace("_", " "), _value(value), CHECKS.get(name, ""))
         for name, value in fields.items()
         if value is not None
     )
-    yield f'<div class="meant">{_rows(("figure", "value", "meaning"), rows, text_columns=3)}</div>'
+    yield f'<div class="meant">{rows_html(("figure", "value", "meaning"), rows, text_columns=3)}</div>'
 
 
 def _members(record: RunRecord) -> Iterator[str]:
@@ -163,7 +157,7 @@ def _members(record: RunRecord) -> Iterator[str]:
         f"<h2>Members</h2><p>{len(record.members):,} members, and {len(record.gone):,} that left{most}."
         " Names, versions and trainers are clients' own words.</p>"
     )
-    yield _rows(_MEMBER_COLUMNS, map(_member, shown), text_columns=_TEXT_COLUMNS)
+    yield rows_html(_MEMBER_COLUMNS, map(_member, shown), text_columns=_TEXT_COLUMNS)
 
 
 def _member(one: MemberFigures) -> Sequence[str]:
@@ -181,23 +175,13 @@ def _member(one: MemberFigures) -> Sequence[str]:
         "" if one.last_loss is None else f"{one.last_loss:.4g}",
         f"{one.data_wait_s:.1f}",
         f"{one.result_bytes / MB:,.2f}",
+        gpu_words(one),
     )
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> str:
-    lines = "".join(f"<tr><th scope=row>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
+    lines = "".join(f"<tr><th scope=row>{text_html(name)}</th><td>{text_html(value)}</td></tr>" for name, value in rows)
     return f"<div class=wide><table>{lines}</table></div>"
-
-
-def _rows(heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int) -> str:
-    """Return a table whose first columns are text, and the others numbers."""
-    kinds = ["" if place < text_columns else " class=number" for place in range(len(heads))]
-    head = "".join(f"<th scope=col{kind}>{_text(name)}</th>" for name, kind in zip(heads, kinds, strict=True))
-    lines = "".join(
-        "<tr>" + "".join(f"<td{kind}>{_text(cell)}</td>" for cell, kind in zip(row, kinds, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
 
 
 def _value(value: object) -> str:
@@ -222,7 +206,3 @@ def _without_none(value: Any) -> Any:
 
 def _when(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _text(text: str) -> str:
-    return escape(visible(text))

@@ -59,13 +59,14 @@ def place_of(row: RoundFigures) -> int:
 
 
 def scalars_of(row: RoundFigures) -> dict[str, float]:
-    """Return the values of a row by their names, each with its unit; a round without a loss has none.
+    """Return the values of a row by their names, each with its unit; a round without a loss or a norm has none.
 
     Rows that represent several rounds become means of each round, so that a curve continues where older rounds were
     merged.
     """
     rounds, seconds = row.rounds, row.train_s + row.witness_s
-    found: dict[str, float] = {} if row.loss is None else {"loss/train_nats_per_token": row.loss}
+    claimed = {"loss/train_nats_per_token": row.loss, "gradient/norm": row.gradient_norm}
+    found: dict[str, float] = {name: value for name, value in claimed.items() if value is not None}
     return found | {
         "schedule/learning_rate": row.learning_rate,
         "progress/step": float(row.step),

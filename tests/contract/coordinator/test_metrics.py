@@ -6,6 +6,7 @@ import pytest
 
 from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from tests.support.data.states import state_file
+from tests.support.drive.played_rounds import played_run
 from tests.support.drive.served import Served, WireClient, measured, served, training
 
 
@@ -41,3 +42,16 @@ async def test_phases_and_journal_records_are_measured_as_the_run_goes(
     kept = read("epochal_coordinator_journal_append_duration_seconds_count")
     assert kept is not None
     assert kept >= 4
+
+
+GAUGES = ("gradient_norm", "gpu_memory_bytes", "gpu_memory_total_bytes", "gpu_utilisation")
+
+
+async def test_gradient_norm_and_gpus_of_the_last_round_are_metrics() -> None:
+    async with played_run(rounds=1) as (coordinator, _):
+        read = measured(coordinator).registry.get_sample_value
+        assert [read(f"epochal_run_{name}") for name in GAUGES] == [0.5, 6, 8, 0.75]
+
+
+async def test_gauge_that_nobody_reports_has_no_sample(metrics: CoordinatorMetrics) -> None:
+    assert [metrics.registry.get_sample_value(f"epochal_run_{name}") for name in GAUGES] == [None] * 4

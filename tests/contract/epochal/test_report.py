@@ -22,7 +22,7 @@ from tests.support.data.recorded_run import evaluated, hostile, recorded_run
 from tests.support.drive.cli import run_main, run_main_in_thread
 from tests.support.drive.restarted_run import restarted_run
 
-CHARTS = 6
+CHARTS = 7
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -215,6 +215,15 @@ async def test_members_with_most_tokens_come_first(record: RunRecord) -> None:
     few, many = (replace(record.members[0], name=f"lab {tokens}", tokens=tokens) for tokens in (7, 70))
     page = report_html(replace(record, members=(few, many)))
     assert page.index("lab 70") < page.index("lab 7<")
+
+
+async def test_gradient_norm_is_drawn_where_one_is_known(record: RunRecord) -> None:
+    charts = {chart.title: chart for chart in charts_of(replace(record, rows=tuple(rows(4, 6))))}
+    norms = charts["Gradient norm"]
+    assert isinstance(norms, LineChart)
+    assert (norms.lines[0].ys[0], norms.lines[0].ys[2]) == (4.5, 6.5)
+    assert "6.5 at the end" in norms.note
+    assert "Gradient norm" not in {chart.title for chart in charts_of(replace(record, rows=tuple(rows(5, 5))))}
 
 
 async def test_merged_rows_stand_for_each_of_their_rounds(record: RunRecord) -> None:

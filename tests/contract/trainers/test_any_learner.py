@@ -74,6 +74,7 @@ def numpy_trainer(state: StateFile) -> Trainer:
 def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
         np.testing.assert_allclose(one.difference[WEIGHT], other.difference[WEIGHT], rtol=1e-3, atol=1e-5)
 
 

@@ -109,6 +109,7 @@ def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
     for one, other in zip(found, wanted, strict=True):
         assert one.token_count == other.token_count == 15 * (SEQ_LEN - 1)
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
         assert list(one.difference) == list(other.difference)
         for name, difference in other.difference.items():
             np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6, err_msg=name)

@@ -113,7 +113,7 @@ async def test_key_names_a_request_of_its_route_only(url: str, opened: Opened) -
     async with httpx.AsyncClient(base_url=f"{url}/v1/sessions/{session_id}", headers=named) as http:
         for _ in range(2):
             assert (await http.post("/rounds/r/steps/0/forward_backward", content=EXAMPLES)).json()["items"] == 3
-        assert (await http.post("/optim_step", content=json.dumps(step))).json() == {}
+        assert (await http.post("/optim_step", content=json.dumps(step))).json()["gradient_norm"] > 0
         assert (await http.get("/rounds/r/steps/1/parameters")).status_code == 200
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from epochal.cli.main import app
 from epochal.data_providers.sources.hub_dataset import HubDataset, downloaded
+from epochal.run_manager.gpu_gauge import gpu_use
 from epochal.run_manager.terms.machine_use import MachineUse
 from epochal.run_manager.terms.priority import NICENESS
 from epochal.runtime.connections.bandwidth import BURST_S, Bandwidth, RateLimit, limited_to, parse_rate
@@ -115,6 +116,19 @@ def test_machine_is_observed_by_the_commands_of_the_page_alone(monkeypatch: pyte
         MachineUse(answer, is_macos=is_macos).observe()
     (sentence,) = [part for part in PAGE.read_text(encoding="utf-8").split("\n- ") if part.startswith("`--when-idle`")]
     assert {name for name in ("xprintidle", "loginctl", "ioreg", "nvidia-smi") if f"`{name}`" in sentence} == asked
+
+
+def test_gpu_is_read_by_the_commands_of_the_page_alone() -> None:
+    asked: list[Sequence[str]] = []
+
+    def answer(command: Sequence[str]) -> str | None:
+        asked.append(command)
+        return "1, 2, 3, GPU-1, Tesla T4\n"
+
+    assert gpu_use("float32/tesla-t4", answer) is not None
+    (sentence,) = [part for part in PAGE.read_text(encoding="utf-8").split("\n- ") if "NVIDIA GPU" in part]
+    assert all(f"`{command[0]}`" in sentence for command in asked)
+    assert all("--query" in command[1] for command in asked), "it only reads"
 
 
 def test_service_writes_its_file_and_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ def row(number: int, *, late_s: float = 0.0) -> RoundFigures:
         applied_rounds=1 if number % 5 else 0,
         loss=4.0 / (number + 1) if number % 5 else None,
         loss_tokens=192 if number % 5 else 0,
+        gradient_norm=0.5 + number if number % 5 else None,
         learning_rate=0.001,
         tokens=192 if number % 5 else 0,
         tokens_total=192 * (number + 1),

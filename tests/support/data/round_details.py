@@ -7,7 +7,7 @@ from epochal.state.messages.history_rows import ClientFigures, RoundDetail, Roun
 from tests.support.drive.machine_driver import client
 
 FIGURES = RoundFigures(
-    0, 1, 0, 1, 0, 5, 10.0, 12.0, 1.5, 0.5, 1, 2.0, 8, 0.1, 16, 16, 3, 3, 3, 3, 4, 4, 0, 0, 0, 300
+    0, 1, 0, 1, 0, 5, 10.0, 12.0, 1.5, 0.5, 1, 2.0, 8, 3.0, 0.1, 16, 16, 3, 3, 3, 3, 4, 4, 0, 0, 0, 300
 )  # fmt: skip
 
 

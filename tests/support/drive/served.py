@@ -45,6 +45,7 @@ from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ReadyReport, ResultCommitment, ResultMetrics
+from epochal.state.messages.round_times import GpuUse
 from epochal.state.model.first_model import FirstModel
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.model.tensors import TensorLayout, Tensors
@@ -211,7 +212,7 @@ class WireClient(HandClient):
         """Return the commitment to a result of the round under way."""
         current = self.served.service.run.round
         assert current is not None
-        metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1)
+        metrics = ResultMetrics(loss=1.0, tokens=1, train_s=0.1, gradient_norm=0.5, gpu=GpuUse(3, 4, 0.75))
         return ResultCommitment(
             current.number.step, current.number.attempt, sha256 or sha256_hex(data), len(data), metrics
         )

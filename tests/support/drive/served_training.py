@@ -171,5 +171,6 @@ async def train(
 def assert_close(found: TrainedRound, expected: TrainedRound) -> None:
     assert found.token_count == expected.token_count
     assert found.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert found.gradient_norm == pytest.approx(expected.gradient_norm, rel=1e-3)
     for name, values in expected.difference.items():
         np.testing.assert_allclose(found.difference[name], values, rtol=2e-3, atol=2e-5, err_msg=name)

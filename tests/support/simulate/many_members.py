@@ -47,4 +47,7 @@ def _row(chance: random.Random, number: int) -> dict[str, Any]:
         "result_bytes": chance.randrange(10**10),
         "uploaded_bytes": chance.randrange(10**10),
         "downloaded_bytes": chance.randrange(10**11),
+        "gpu_memory_bytes": chance.randrange(80 * 10**9),
+        "gpu_memory_total_bytes": 80 * 10**9,
+        "gpu_utilisation": round(chance.random(), 3),
     }

@@ -2,11 +2,13 @@
 
 import ast
 import importlib.util
+import pickle
 from pathlib import Path
 
 import pytest
 
 import epochal
+from epochal.state.errors import PUBLIC_ERRORS, EpochalError, NotAllowed
 from tests.support.drive.cli import heavy_imports_of
 
 NEEDS = {"global_rows": "jax", "RowBroadcast": "torch", "TorchTask": "torch"}
@@ -35,6 +37,15 @@ def test_public_names_are_there_and_listed() -> None:
 
 def test_type_checkers_see_the_names_that_there_are() -> None:
     assert typed_names() == epochal.MODULE_OF
+
+
+def test_public_error_is_shown_by_the_name_under_which_it_is_imported() -> None:
+    found = {name: getattr(epochal, name) for name in epochal.__all__ if name not in NEEDS}
+    errors = {name: one for name, one in found.items() if isinstance(one, type) and issubclass(one, EpochalError)}
+    assert errors.keys() == PUBLIC_ERRORS
+    assert {one.__module__ for one in errors.values()} == {"epochal"}
+    assert pickle.loads(pickle.dumps(epochal.InvalidInput("wrong"))).message == "wrong"
+    assert NotAllowed.__module__ == "epochal.state.errors"
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -10,6 +10,7 @@ import pytest
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL, SourceUnavailable, TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.computed_class import is_computed_class
 from epochal.state.model.tensors import Tensors
@@ -35,12 +36,15 @@ from tests.support.models.local_training import (
 )
 from tests.support.models.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
 
+CLIPPED = {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.0, "eps": 1e-8, "clip_grad_norm": 1e-3}}
+
 
 @dataclass
 class Case:
-    """A trainer with what is known of it: its parameters' shapes, unpredicted first places, and the mean loss."""
+    """A trainer with what is known of it: its model, shapes of parameters, unpredicted first places, and mean loss."""
 
     trainer: Trainer
+    spec: ModelSpec
     shapes: Mapping[str, tuple[int, ...]]
     unpredicted: int = 0
     loss_of: Callable[[Tensors, Any, Any], float] | None = None
@@ -62,11 +66,13 @@ def llama_loss(start: Tensors, tokens: Any, labels: Any) -> float:
 def case(request: pytest.FixtureRequest) -> Case:
     if request.param == "torch":
         need_module("transformers")
-        trainer = open_trainer("torch", state_file(**LLAMA_STATE), LLAMA_SPEC, InlineWorker())
-        return Case(trainer, open_model(LLAMA_SPEC).shapes, 1, llama_loss)
-    state = state_file(model__LLM__ngram=TINY.model_dump())
+        state = state_file(**LLAMA_STATE, model__LLM__optimizer=CLIPPED)
+        trainer = open_trainer("torch", state, LLAMA_SPEC, InlineWorker())
+        return Case(trainer, LLAMA_SPEC, open_model(LLAMA_SPEC).shapes, 1, llama_loss)
+    state = state_file(model__LLM__ngram=TINY.model_dump(), model__LLM__optimizer=CLIPPED)
     trainer = open_trainer(request.param, state, state.model.LLM.spec, InlineWorker())
-    return Case(trainer, parameter_shapes(TINY), loss_of=None if request.param == "null" else ngram_loss)
+    loss_of = None if request.param == "null" else ngram_loss
+    return Case(trainer, state.model.LLM.spec, parameter_shapes(TINY), loss_of=loss_of)
 
 
 async def test_trainer_gives_a_difference_for_every_parameter_and_counts_tokens(case: Case) -> None:
@@ -114,6 +120,21 @@ async def test_trainer_predicts_the_labels_that_are_not_ignored(case: Case) -> N
         assert trained.loss == pytest.approx(case.loss_of(start, tokens, labels), rel=1e-5)
 
 
+async def test_gradient_norm_is_the_mean_over_the_steps_before_clipping(case: Case) -> None:
+    samples = sequences_of(8, 30, 12)
+    start = await case.trainer.initial_parameters(SEED)
+    trained = await case.trainer.train(plan_of(3, 3, 0.0), start, arriving(samples))  # each step at the start
+    norms = []
+    for tokens in samples:
+        learner = open_model(case.spec).learner()
+        learner.load(start)
+        count = learner.accumulate([Example(tokens)]).token_count
+        norms.append(np.sqrt(sum(np.square(one, dtype=np.float64).sum() for one in learner.gradient.values())) / count)
+    assert min(norms) > 1e-3, "clipping would change each of them"
+    wanted = None if case.trainer.name == "null" else pytest.approx(np.mean(norms), rel=1e-4)
+    assert trained.gradient_norm == wanted
+
+
 async def test_trainer_passes_the_provider_s_error_on(case: Case) -> None:
     async def batches() -> AsyncIterator[TokenBatch]:
         yield batch_of(sequences_of(8))
@@ -127,5 +148,5 @@ async def test_trainer_passes_the_provider_s_error_on(case: Case) -> None:
 async def test_samples_without_a_token_change_nothing(case: Case) -> None:
     start = await case.trainer.initial_parameters(SEED)
     trained = await case.trainer.train(plan_of(2), start, arriving(sequences_of(0, 0)))
-    assert (trained.loss, trained.token_count) == (None, 0)
+    assert (trained.loss, trained.gradient_norm, trained.token_count) == (None, None, 0)
     assert not any(array.any() for array in trained.difference.values())

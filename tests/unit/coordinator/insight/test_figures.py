@@ -190,7 +190,7 @@ def test_kept_history_that_is_damaged_is_refused(text: str) -> None:
 
 
 ROW = RoundFigures(
-    0, 1, 0, 1, 0, 5, 10.0, 12.0, 1.5, 0.5, 1, 2.0, 8, 0.1, 16, 16, 3, 3, 3, 3, 4, 4, 0, 0, 0, 300
+    0, 1, 0, 1, 0, 5, 10.0, 12.0, 1.5, 0.5, 1, 2.0, 8, 3.0, 0.1, 16, 16, 3, 3, 3, 3, 4, 4, 0, 0, 0, 300
 )  # fmt: skip
 
 
@@ -199,7 +199,14 @@ def rows(draw: st.DrawFn) -> list[RoundFigures]:
     count = draw(st.integers(0, 40))
     losses = draw(st.lists(st.none() | st.floats(0, 10), min_size=count, max_size=count))
     return [
-        replace(ROW, number=number, loss=loss, loss_tokens=0 if loss is None else 8, ended_s=12.0 + number)
+        replace(
+            ROW,
+            number=number,
+            loss=loss,
+            loss_tokens=0 if loss is None else 8,
+            gradient_norm=None if loss is None else 2 * loss,
+            ended_s=12.0 + number,
+        )
         for number, loss in enumerate(losses)
     ]
 
@@ -216,4 +223,5 @@ def test_thinned_rows_stand_for_the_same_rounds(whole: list[RoundFigures], most:
         assert twice.loss_tokens == once.loss_tokens
         assert (twice.loss is None) == (once.loss is None)
         assert once.loss is None or twice.loss == pytest.approx(once.loss)
+        assert once.loss is None or twice.gradient_norm == pytest.approx(2 * once.loss)
     assert RoundColumns.of(found).rows() == found

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from io import StringIO
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -133,6 +134,25 @@ def test_status_shows_who_trains_ahead_and_for_which_step() -> None:
     shown = console.export_text()
     assert shown.count("trains ahead, step 13") == 1
     assert shown.count("in round") == 1
+
+
+GPU: dict[str, Any] = {
+    "gpu_memory_bytes": 41_250_000_000,
+    "gpu_memory_total_bytes": 80_000_000_000,
+    "gpu_utilisation": 0.93,
+}
+
+
+def test_status_shows_the_gpus_of_those_that_have_one() -> None:
+    console = Console(file=StringIO(), width=140, record=True)
+    without = status_of(2, 2.5)
+    members = replace(without.members[0], **GPU), without.members[1]
+    console.print(status_panel(replace(without, members=members, gradient_norm=0.123456, **GPU)))
+    shown = console.export_text()
+    assert shown.count("93%, 41.2 of 80.0 GB") == 2, "of the run, and of the one member"
+    assert "gradient norm  0.1235" in shown
+    console.print(status_panel(without))
+    assert "G" not in console.export_text().replace("Epochal", "")
 
 
 def test_printed_status_is_one_line_however_narrow_the_console() -> None:

@@ -16,7 +16,7 @@ from epochal.state.wire import Sha256
 from epochal.tools.testnet.local_run import Report
 from epochal.view.check_report import print_checks
 from epochal.view.status_panel import status_panel
-from tests.unit.epochal.view.test_status_panel import status_of
+from tests.unit.epochal.view.test_status_panel import GPU, status_of
 
 TITLES = {"run_id", "audit", "problems", "remarks"}
 """Fields that are no row of a table, or several."""
@@ -29,10 +29,12 @@ def test_every_row_of_a_report_is_explained(report: type) -> None:
 
 def test_words_of_the_demos_panel_are_explained() -> None:
     status = status_of(1, 2.0)
-    members = tuple(replace(member, name="lab", data_wait=0.12, part=0.5) for member in status.members)
+    members = tuple(replace(member, name="lab", data_wait=0.12, part=0.5, **GPU) for member in status.members)
     found = Evaluation("held-out", 1, 2.0, 12345, 10, Sha256("ab" * 32), recorded_s=1.7e9)
     console = Console(file=io.StringIO(), width=160)
-    console.print(status_panel(replace(status, members=members, evaluations=(found,)), explains=True))
+    console.print(
+        status_panel(replace(status, members=members, evaluations=(found,), gradient_norm=0.5), explains=True)
+    )
     assert isinstance(console.file, io.StringIO)
     panel = console.file.getvalue()
     assert [word for word in STATUS if word not in panel] == []

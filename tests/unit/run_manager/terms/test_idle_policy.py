@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epochal.run_manager.system_tools import output_of, own_processes
 from epochal.run_manager.terms.idle_policy import (
     BUSY_FOR_S,
     IDLE_FOR_S,
@@ -21,14 +22,7 @@ from epochal.run_manager.terms.idle_policy import (
     Observation,
     use_in,
 )
-from epochal.run_manager.terms.machine_use import (
-    MachineUse,
-    busy_cpu_s,
-    idle_of_hints,
-    idle_of_ioreg,
-    output_of,
-    own_processes,
-)
+from epochal.run_manager.terms.machine_use import MachineUse, busy_cpu_s, idle_of_hints, idle_of_ioreg
 
 BUSY, IDLE = Observation(others_cores=3.0, cores=4), Observation(others_cores=0.0, cores=4)
 OBSERVATIONS = st.builds(
@@ -179,7 +173,7 @@ def test_own_computing_is_not_counted_as_that_of_others(tmp_path: Path) -> None:
 
 
 def test_command_that_is_not_there_or_fails_or_hangs_has_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochal.run_manager.terms.machine_use.TOOL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("epochal.run_manager.system_tools.TOOL_TIMEOUT_S", 0.2)
     assert output_of(("no-such-tool",)) is None
     assert output_of(("false",)) is None
     assert output_of(("cat", "/dev/zero")) is None

@@ -179,6 +179,12 @@ def test_tensorboard_shows_each_round_at_its_number(tmp_path: Path) -> None:
     assert numbers_in_tensorboard(tmp_path, tag="loss/train_nats_per_token") == [1, 2, 3]
 
 
+def test_round_without_a_gradient_norm_has_no_point_of_it(tmp_path: Path) -> None:
+    feed(tensorboard(tmp_path))
+    assert numbers_in_tensorboard(tmp_path, tag="gradient/norm") == [1, 2, 3]
+    assert points(tmp_path, tag="gradient/norm")[0] == (1, 1.5)
+
+
 def test_merged_rounds_are_one_point_of_means(tmp_path: Path) -> None:
     sink = tensorboard(tmp_path)
     sink.open(RUN_ID, LINEAGE)
