@@ -11,8 +11,8 @@ from rich.text import Text
 
 from epochal.runtime.glossary import STATUS
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted
 from epochal.state.documents import MAX_SHARE
-from epochal.state.intervals import counted_batches
 from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
@@ -176,7 +176,7 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
     ):
         if not count:
             continue
-        lines = [f"{counted_batches(count)} {title}"]
+        lines = [f"{counted(count, 'batch', 'batches')} {title}"]
         lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
         if len(items) > MAX_SHOWN_FAILURES:
             lines.append("  … `epochal quarantine list` shows all")

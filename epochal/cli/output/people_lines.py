@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from epochal.state.amounts import counted
 from epochal.state.phase_names import ROUND_PHASES
 
 ROUND_LINE_S = 10.0
@@ -36,12 +37,12 @@ def _trained(fields: Mapping[str, Any]) -> str:
 
 
 def _decided(fields: Mapping[str, Any]) -> str:
-    return f"{_round_of(fields)}: {fields['applied_results']} results applied"
+    return f"{_round_of(fields)}: {counted(fields['applied_results'], 'result')} applied"
 
 
 def _round_of(fields: Mapping[str, Any]) -> str:
     again = fields["attempt"]
-    return f"step {fields['step']}" + (f", after {again} failed tries" if again else "")
+    return f"step {fields['step']}" + (f", after {counted(again, 'failed try', 'failed tries')}" if again else "")
 
 
 _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"round_trained": _trained, "outcome_decided": _decided}

@@ -10,6 +10,7 @@ import typer
 
 from epochal.cli.output.printing import say
 from epochal.runtime.long_work import BYTES, long_work
+from epochal.state.amounts import counted
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError
 from epochal.tools.init.next_commands import next_commands
@@ -160,7 +161,7 @@ def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
     with long_work("reading", None, BYTES) as work:
 
         def show(progress: PrepareProgress) -> None:
-            work.title = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            work.title = f"{counted(progress.documents, 'document')}, {counted(progress.tokens, 'token')}"
             if progress.packed:
                 work.title += f", {progress.packed:,} packed"
             work.total = progress.total_bytes
@@ -177,10 +178,10 @@ def _report(made: Preparation) -> None:
     for split in (TRAIN, VALIDATION):
         shards = made.shards.get(split, {})
         if shards:
-            held = f"{counts[f'{split}_documents']:,} documents, {sum(shards.values()):,} tokens"
-            samples = f"{made.samples(split):,} samples of {made.seq_len}"
-            files = "file" if made.is_chat else "shard"
-            say(f"{made.folder / split}: {held} in {len(shards)} {files}{'s' * (len(shards) > 1)}: {samples}")
+            held = f"{counted(counts[f'{split}_documents'], 'document')}, {counted(sum(shards.values()), 'token')}"
+            samples = f"{counted(made.samples(split), 'sample')} of {made.seq_len}"
+            files = counted(len(shards), "file" if made.is_chat else "shard")
+            say(f"{made.folder / split}: {held} in {files}: {samples}")
     for name, what in (
         ("duplicates", "repeats, dropped"),
         ("empty", "documents without text, left out"),

@@ -15,6 +15,7 @@ from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import revoke_invitation
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.redacted_urls import without_password
+from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import (
     MAX_INVITATION_S,
@@ -97,7 +98,7 @@ def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None
     return "\n".join(
         (
             f"invitation {made.code}",
-            f"  admits {made.uses} client{'s' if made.uses > 1 else ''}{until}; it is shown this once",
+            f"  admits {counted(made.uses, 'client')}{until}; it is shown this once",
             f"  to revoke it: epochal invite {without_password(url)} --revoke {made.id[:SHOWN_ID_DIGITS]}",
             "to join:",
             f"  {shlex.join(words)}",

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.amounts import counted
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.messages.evaluation_reports import EVALUATION_NAME_ALLOWED, EVALUATION_NAME_PATTERN, EvaluationReport
@@ -103,7 +104,8 @@ class Evaluator:
         """
         await follow_checkpoints(self._run, self._follow_one, policy, self._options.say)
         if self._failures:
-            raise TrainerFailed(f"{len(self._failures)} checkpoints were not evaluated; {self._failures[0].message}")
+            failed = counted(len(self._failures), "checkpoint")
+            raise TrainerFailed(f"{failed} not evaluated; {self._failures[0].message}")
 
     async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
         losses = await self._losses_of(view)
