@@ -1,4 +1,4 @@
-"""Log lines for people at a terminal: rounds as sentences, one at most every `ROUND_LINE_S`, and no repetitions.
+"""Log lines for people at a terminal: sentences, one of rounds at most every `ROUND_LINE_S`, and no repetitions.
 
 The rules kept here: a warning always passes; a round that failed always passes; files, JSON and `--verbose` have every
 line.
@@ -45,8 +45,26 @@ def _round_of(fields: Mapping[str, Any]) -> str:
     return f"step {fields['step']}" + (f", after {counted(again, 'failed try', 'failed tries')}" if again else "")
 
 
-_SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"round_trained": _trained, "outcome_decided": _decided}
+def _acted(fields: Mapping[str, Any]) -> str:
+    given = fields["with"]
+    if fields["action"] == "genesis":
+        return f"the run starts from the model of step {given['step']}"
+    shown = ", ".join(f"{name} {short(value)}" for name, value in given.items())
+    return f"the operator: {fields['action']}{f' ({shown})' if shown else ''}"
+
+
+_Sentence = Callable[[Mapping[str, Any]], str]
+_OF_ROUNDS: Mapping[str, _Sentence] = {"round_trained": _trained, "outcome_decided": _decided}
 """What is said of a round by a client, and by a coordinator."""
+_SENTENCES: Mapping[str, _Sentence] = _OF_ROUNDS | {
+    "operator_acted": _acted,
+    "phase_changed": lambda fields: f"{fields['before']} → {fields['after']}: {fields['reason']}",
+    "dataset opened": lambda fields: (
+        f"data: {counted(fields['sequences'], 'sample')} in {counted(fields['files'], 'file')}"
+    ),
+}
+_SAID_OTHERWISE = frozenset({"attested", "first_checkpoint_made", "data server listens"})
+"""Lines that come with every round, or that repeat what the program prints."""
 
 
 def sentence_of(record: logging.LogRecord) -> str | None:
@@ -60,10 +78,10 @@ def _failed(fields: Mapping[str, Any]) -> bool:
 
 
 def _repeats(name: str, fields: Mapping[str, Any]) -> bool:
-    """Whether a line comes with every round that goes as it should."""
+    """Whether a line comes with every round that goes as it should, or says again what was said."""
     if name == "phase_changed":
         return fields.get("before") in _ROUND_PHASES and fields.get("after") in _ROUND_PHASES
-    return name == "attested" or (name == "replica_held" and fields.get("origin") == "outcome")
+    return name in _SAID_OTHERWISE or (name == "replica_held" and fields.get("origin") == "outcome")
 
 
 class ForPeople(logging.Filter):
@@ -82,8 +100,8 @@ class ForPeople(logging.Filter):
         name, fields = record.getMessage(), vars(record)
         if record.levelno > logging.INFO:
             return True
-        if sentence_of(record) is None:
-            return not _repeats(name, fields)
+        if name not in _OF_ROUNDS or _failed(fields):
+            return not (record.name.startswith("uvicorn") or _repeats(name, fields))
         now_s = self._now_s()
         if now_s < self._next_round_s:
             return False

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +24,8 @@ from epochal.tools.prepare.work_folder import discard_unfinished
 DEFAULTS = PrepareOptions()
 FEW_SAMPLES = 32
 """Of fewer samples that are held out, the loss is called rough."""
+FAR_SHARE = 2
+"""So many times more or less than the share that was asked for is named: whole documents are held out."""
 NAMED_SHOWN = 10
 
 
@@ -178,7 +181,7 @@ def _report(made: Preparation) -> None:
     for split in (TRAIN, VALIDATION):
         shards = made.shards.get(split, {})
         if shards:
-            held = f"{counted(counts[f'{split}_documents'], 'document')}, {counted(sum(shards.values()), 'token')}"
+            held = f"{counted(counts[f'{split}_documents'], 'document')}, {counted(made.tokens(split), 'token')}"
             samples = f"{counted(made.samples(split), 'sample')} of {made.seq_len}"
             files = counted(len(shards), "file" if made.is_chat else "shard")
             say(f"{made.folder / split}: {held} in {files}: {samples}")
@@ -197,14 +200,26 @@ def _report(made: Preparation) -> None:
         say(f"  {message}")
     if made.content["validation"] != "0" and not made.samples(VALIDATION):
         say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")
-    elif 0 < made.samples(VALIDATION) < FEW_SAMPLES:
-        say(
-            f"only {made.samples(VALIDATION)} samples were held out, so that a loss on them is rough; "
-            "more with a larger --validation"
-        )
+    elif doubt := doubtful_validation(made):
+        say(doubt)
     for name in made.left:
         say(f"{made.folder / name} is yours and was left as it is: does it fit these data?")
     _say_next(made)
+
+
+def doubtful_validation(made: Preparation) -> str:
+    """Return what is wrong with what was held out: few samples, or a share far from what was asked for; else ""."""
+    held, samples, asked = (
+        made.tokens(VALIDATION),
+        made.samples(VALIDATION),
+        float(Fraction(made.content["validation"])),
+    )
+    share = held / (held + made.tokens(TRAIN)) if held else 0.0
+    if not samples or (samples >= FEW_SAMPLES and asked / FAR_SHARE <= share <= asked * FAR_SHARE):
+        return ""
+    why = "the loss on them is rough" if samples < FEW_SAMPLES or share < asked else "so much less is trained on"
+    held_out = f"{counted(samples, 'sample')}, {share:.1%} of the tokens"
+    return f"held out: {held_out} (--validation asks for {asked:.1%} of the documents): {why}"
 
 
 def _say_next(made: Preparation) -> None:
