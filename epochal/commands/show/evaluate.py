@@ -120,8 +120,8 @@ def _as_json(found: EvaluatedReplica) -> str:
 
 
 def _as_text(found: EvaluatedReplica) -> str:
-    loss = "no token to predict" if found.loss is None else f"loss {found.loss:.4f} nats per token"
+    loss = "nothing to predict" if found.loss is None else f"loss {found.loss:.4g} nats per {found.predicted}"
     of = "" if found.split is None else f", {found.split}"
     recorded = f"; recorded as {found.name}" if found.recorded else ""
-    data = f"{counted(found.samples, 'sample')}, {counted(found.tokens, 'token')}{of}"
+    data = f"{counted(found.samples, 'sample')}, {counted(found.tokens, found.predicted)}{of}"
     return f"{found.run_id}, replica {found.step}: {loss} ({data}){recorded}"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.amounts import counted
+from epochal.state.config.model_table import Architecture
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.messages.evaluation_reports import EVALUATION_NAME_ALLOWED, EVALUATION_NAME_PATTERN, EvaluationReport
@@ -31,6 +32,7 @@ class EvaluatedReplica:
     Attributes:
         split: the data's split; None where they have none.
         loss: in nats per predicted token; None if no token is predicted.
+        predicted: what is predicted: `token`, or `target` by a model of one's own.
         name: under which it is, or would be, in the run's history.
         recorded: whether it is in the run's history.
     """
@@ -42,6 +44,7 @@ class EvaluatedReplica:
     samples: int
     tokens: int
     loss: float | None
+    predicted: str
     data_fingerprint: str
     recorded: bool
 
@@ -161,6 +164,7 @@ class Evaluator:
             samples=data.samples,
             tokens=tokens,
             loss=float(loss.nats) / tokens if tokens else None,
+            predicted="target" if view.spec.architecture is Architecture.CUSTOM else "token",
             data_fingerprint=data.fingerprint,
             recorded=False,
         )

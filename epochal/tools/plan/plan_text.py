@@ -106,7 +106,7 @@ def _machines(plan: Plan) -> Iterator[str]:
 
 def _end(plan: Plan) -> Iterator[str]:
     yield ""
-    between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} from one to the next"
+    between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} between two"
     epochs = counted(plan.epochs, "epoch")
     yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round")
 

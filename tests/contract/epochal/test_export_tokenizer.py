@@ -60,7 +60,7 @@ def test_relative_folder_gives_its_tokenizer_only_if_it_is_the_runs_model(
     other = find_tokenizer(view, None)
     assert other.files == {}
     assert (
-        "m is not the run's model; `checkpoint` names m in the folder where the coordinator was started" in other.said
+        "m differs from the run's model; `checkpoint` names m where the coordinator was started" in other.said
     )
 
 
