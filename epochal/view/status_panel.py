@@ -28,6 +28,8 @@ MAX_SHOWN_EVALUATIONS = 8
 MAX_SHOWN_SENTENCES = 8
 """Maximum number of sentences on the verification of results."""
 EVALUATION_CURVE_WIDTH = 20
+UNBROKEN_NAME_CHARS = 16
+"""Names of members of up to so many characters stand on one line, however narrow the terminal is."""
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -205,7 +207,10 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         "heard",
     )
     for column in (*columns, *missed_columns):
-        table.add_column(column, no_wrap=column not in ("name", "waits for data", "why"), overflow="fold")
+        least = min(UNBROKEN_NAME_CHARS, max((len(member.name) for member in members), default=0))
+        is_wrapped = column in ("name", "waits for data", "why")
+        min_width = least if column == "name" else None
+        table.add_column(column, no_wrap=not is_wrapped, overflow="fold", min_width=min_width)
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.ahead_step is not None:

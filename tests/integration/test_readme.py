@@ -1,6 +1,7 @@
 """README's own lines, as they stand and one after the other: installing, the demo, and joining somebody's run."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -68,6 +69,9 @@ async def test_lines_of_readme_do_what_they_say(tmp_path: Path) -> None:
     assert printed.startswith("watch the run in a browser: http://")
     for text in ("was killed without warning", "all checks passed", "report.html"):
         assert text in printed
+    (report,) = (tmp_path / "runs").glob("up-*/report.json")
+    figures = json.loads(report.read_text(encoding="utf-8"))
+    assert (figures["clients"], figures["duplicates"], figures["replicas_identical"]) == (4, 0, True)
     async with real_run(tmp_path / "run") as run:
         process = await entered(LINES[2].replace(COORDINATOR, run.url), tmp_path, environment)
         await run.until(in_training(3))

@@ -16,7 +16,11 @@ BYTES = TokenizerIdentity("bytes", "", 256, "", 0, 2)
     [
         (95_000, 5_000, ""),
         (95_000, 0, ""),
-        (9_900, 100, "held out: 10 samples, 1.0% of the tokens (--validation asks for 5.0% of the documents): the loss on"),
+        (
+            9_900,
+            100,
+            "held out: 10 samples, 1.0% of the tokens (--validation asks for 5.0% of the documents): the loss on",
+        ),
         (990_000, 10_000, "held out: 1,000 samples, 1.0% of the tokens"),
         (80_000, 20_000, "held out: 2,000 samples, 20.0% of the tokens"),
         (95, 5, ""),
