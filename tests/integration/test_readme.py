@@ -19,7 +19,7 @@ from tests.support.drive.processes import in_training, real_run
 LINES = next(blocks_of(ROOT / "README.md")).text.splitlines()
 COORDINATOR = "https://coordinator.example:8000"
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_NO_DEPS": "1", "PIP_QUIET": "1"}
-"""What the project needs is found where the tests run, so that nothing is fetched ("0": pip builds without isolation)."""
+"""What the project needs is found where the tests run: nothing is fetched ("0": pip builds without isolation)."""
 
 
 def fresh_machine(folder: Path) -> Mapping[str, str]:
