@@ -6,6 +6,7 @@ line.
 
 import logging
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -109,17 +110,27 @@ class ForPeople(logging.Filter):
         return True
 
 
-def first_start_box(run_id: str, url: str, admin_token: str) -> str:
-    """Return what the operator of a new run needs from its first start."""
+def first_start_box(run_id: str, url: str, admin_token: str, *, invites: bool = False, tls_ca: str = "") -> str:
+    """Return what the operator of a new run needs from its first start.
+
+    Args:
+        run_id: of the run.
+        url: where others reach the coordinator.
+        admin_token: the operator's.
+        invites: whether members need an invitation, with which their command is printed.
+        tls_ca: the coordinator's certificate if only those trust it who have it; "" if everybody does.
+    """
+    reached = f"{url} --tls-ca {shlex.quote(tls_ca)}" if tls_ca else url
+    joins = f"invite {reached} (prints their command)" if invites else f"client {reached}"
     lines = (
         f"Run {run_id} has started. Keep what follows: the token is shown this once.",
         "",
-        f"for members    epochal client {url}",
+        f"for members    epochal {joins}",
         f"page           {url}/",
         f"admin token    {admin_token}",
         "               lets its owner pause, invite, eject, export: whoever has it is the operator",
         f"next           export EPOCHAL_ADMIN_TOKEN={admin_token}",
-        f"               epochal status {url}",
+        f"               epochal status {reached}",
     )
     width = max(map(len, lines))
     edge = "─" * (width + 2)

@@ -180,3 +180,6 @@ def test_box_of_a_first_start_has_what_its_operator_needs() -> None:
     ):
         assert text in box
     assert len({len(line) for line in box.splitlines()}) == 1
+    assert "epochal invite URL (prints their command)" in first_start_box("shared", "URL", "token", invites=True)
+    box = first_start_box("shared", "URL", "token", tls_ca="a cert.pem")
+    assert box.count("URL --tls-ca 'a cert.pem'") == 2, "for members and for the operator"
