@@ -171,7 +171,7 @@ async def _blob_from(
     except httpx.HTTPError as error:
         url = str(http.base_url)
         shown = without_password(url)
-        message = f"{shown} does not answer GET {path}: {reason_of(error, url)}"
+        message = f"{shown} does not answer GET {path}: {reason_of(error, url, has_answered=True)}"
         raise CoordinatorUnreachable(message, url=shown) from error
 
 

@@ -428,7 +428,8 @@ class CoordinatorClient:
     def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
         self._stored.forget()
         url = without_password(str(self._http.base_url))
-        return CoordinatorUnreachable(f"{url} does not answer {request}: {reason_of(error, url)}", url=url)
+        reason = reason_of(error, url, has_answered=bool(self._run_id))  # it named the run
+        return CoordinatorUnreachable(f"{url} does not answer {request}: {reason}", url=url)
 
 
 def _json_of(answer: httpx.Response) -> Any:

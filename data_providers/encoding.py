@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from epochal.state.amounts import counted
+
 MAX_NAME_CHARS = 200
 MAX_TOKEN = 2**32 - 1
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -106,5 +108,5 @@ def _first(names: Iterable[str], say: Any) -> str:
     all_names = list(names)
     if not all_names:
         return ""
-    others = f", and {len(all_names) - 1} more files" if len(all_names) > 1 else ""
+    others = f", and {counted(len(all_names) - 1, 'more file')}" if len(all_names) > 1 else ""
     return f"{all_names[0]}{others}: {say(all_names[0])}"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from docs import named_kinds, page_blocks
 from docs.pictures import pictures
+from epochal.state.amounts import counted
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
                 problems.append(f"{path.relative_to(ROOT)} is stale; run python -m docs.build --write")
     for problem in problems:
         sys.stderr.write(f"{problem}\n")
-    sys.stdout.write(f"{len(pages)} pages, {len(problems)} problems\n")
+    sys.stdout.write(f"{counted(len(pages), 'page')}, {counted(len(problems), 'problem')}\n")
     return 1 if problems else 0
 
 

@@ -43,6 +43,11 @@ BODIES: dict[str, Callable[[], str]] = {
 }
 """Makers of the bodies that only the site has, by the name in a page's `<!-- made with the site: NAME -->`."""
 
+FOUND_LAST = ("benchmarks", "changelog", "reference")
+"""Beginnings of the names of pages that a search shows after all others: they have nearly every word."""
+FOUND_LAST_BOOST = 0.001
+"""Factor of such a page's place in a search; a word in a title counts a thousand times."""
+
 _PLACE = re.compile(r"<!-- made with the site: ([a-z-]+) -->")
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -55,7 +60,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Return the page's text with its links as the site needs them."""
+    """Return the page's text with its links as the site needs them; what is looked up by name is found last."""
+    if page.file.src_uri.startswith(FOUND_LAST):
+        page.meta["search"] = {"boost": FOUND_LAST_BOOST}
     sources = {site: source for source, site in OTHER_PAGES.items()}
     here = sources.get(page.file.src_uri, f"docs/{page.file.src_uri}")
     return _PLACE.sub(lambda place: BODIES[place[1]](), with_site_links(markdown, here))

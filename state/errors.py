@@ -30,6 +30,7 @@ Context is in attributes, so that a shell logs it as fields and maps it to a sta
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from epochal.state.amounts import counted
 from epochal.state.refusals import Refusal
 
 FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer", "not_finite"]
@@ -93,7 +94,7 @@ class InvalidConfig(InvalidInput):
     def __init__(self, source: str, mistakes: tuple[Mistake, ...]) -> None:
         lines = "\n".join(f"  {mistake}" for mistake in mistakes)
         count = len(mistakes)
-        super().__init__(f"{source}: {count} mistake{'s' if count != 1 else ''}\n{lines}", source=source)
+        super().__init__(f"{source}: {counted(count, 'mistake')}\n{lines}", source=source)
         self.source = source
         self.mistakes = mistakes
 

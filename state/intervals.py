@@ -102,11 +102,6 @@ def total_count(intervals: Iterable[Interval]) -> int:
     return sum(interval.count for interval in intervals)
 
 
-def counted_batches(count: int) -> str:
-    """Return the number with its noun: "1 batch", "2 batches"."""
-    return f"{count:,} {'batch' if count == 1 else 'batches'}"
-
-
 def take_positions(work: Sequence[BatchId], start: int, stop: int) -> tuple[BatchId, ...]:
     """Return the batches at positions `[start, stop)` of the concatenated list, as intervals in the same order.
 

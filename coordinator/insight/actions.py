@@ -12,6 +12,7 @@ from epochal.coordinator.machine.stimuli import (
     KeyAdmitted,
     KeyRemoved,
 )
+from epochal.state.amounts import counted
 from epochal.state.config.changes import runtime_changes
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import BatchId
@@ -51,7 +52,7 @@ def _named(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
         case stimuli.BatchesReleased(intervals=intervals):
             return "release", {"batches": "all" if intervals is None else _shown(intervals)}
         case AuditReported(report=audit):
-            verdict = "passed" if audit.passed else f"{len(audit.problems)} problems"
+            verdict = "passed" if audit.passed else counted(len(audit.problems), "problem")
             return "audit", {"verdict": verdict, "rounds": audit.rounds}
         case stimuli.GenesisProvided(checkpoint=checkpoint):
             return "genesis", {"step": checkpoint.step, "replica_digest": checkpoint.replica_digest}

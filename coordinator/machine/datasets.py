@@ -12,6 +12,7 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.run_work import RunWork
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import DataFingerprintSet
+from epochal.state.amounts import counted
 from epochal.state.dataset_descriptions import DatasetDescription, dataset_difference
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import DataDecision, DatasetView, ReadyReport
@@ -95,7 +96,7 @@ def disagreement(data: AgreedData, member: Member | None) -> Refused | None:
         )
     else:
         other = data.fingerprint
-        message = f"{data.votes.get(other, 0)} members have other data: {_both(mine, other)}"
+        message = f"{counted(data.votes.get(other, 0), 'member')} with other data: {_both(mine, other)}"
     difference = dataset_difference(data.datasets.get(mine), data.datasets.get(other))
     expected = {} if data.fingerprint is None else {"expected": other}
     return Refused(Refusal.DATA_UNDECIDED, f"{message}: {difference}. This client waits; {decision}", **expected)

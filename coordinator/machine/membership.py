@@ -129,7 +129,7 @@ def _denial(members: RunMembers, access: Access, event: ClientJoined, now_s: flo
         if event.invitation_sha256 in members.admissions.invitations:
             return invitation_denial(members.admissions, event, now_s)
         if event.invitation_sha256 not in access.invitations:
-            return "this run needs an invitation, and the one given is not among its [access] invitations"
+            return "this invitation is not among those of the run's [access]: was its code copied completely?"
         if members.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
             return "this invitation was used by another client; each admits one client"
     return None

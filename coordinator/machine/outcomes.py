@@ -22,6 +22,7 @@ from epochal.coordinator.machine.round_conduct import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.machine.work import promised_after
+from epochal.state.amounts import counted
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import Refused
@@ -94,7 +95,7 @@ def judge_round(state_file: StateFile, members: RunMembers, current: Round) -> V
         replica_digest=agreed,
         entries=entries,
     )
-    return Verdict(outcome, f"{len(entries)} results", False, exams)
+    return Verdict(outcome, counted(len(entries), "result"), False, exams)
 
 
 def _entry(

@@ -19,8 +19,9 @@ from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
+from epochal.state.amounts import counted
 from epochal.state.config.state_file import Access
-from epochal.state.intervals import counted_batches, total_batches
+from epochal.state.intervals import total_batches
 from epochal.state.phase_names import RunState
 from epochal.state.shown.tries import shown_step
 from epochal.state.wire import ClientId, Seed
@@ -84,7 +85,7 @@ def _done_reason(run: Run) -> str:
     ended = f"an operator ended the run after step {run.last_step}"
     reason = ended if is_early else f"all {run.state_file.config.total_steps} steps are done"
     left = total_batches(run.work.left())
-    return f"{reason}, and {counted_batches(left)} could not be applied" if left else reason
+    return f"{reason}, and {counted(left, 'batch', 'batches')} could not be applied" if left else reason
 
 
 def _awaits_genesis(models: RunModels, access: Access) -> bool:

@@ -12,6 +12,7 @@ from epochal.coordinator.insight.notices import NoticeBook
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.intervals import total_batches
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
@@ -99,14 +100,15 @@ def _all_news(run: Run, known: KnownSoFar, room: Room) -> Iterator[DueNews]:
         yield DueNews("checkpoint", str(run.models.checkpoint.step), message)
     if run.clock.phase is RunState.FINISHED and has_begun:
         loss = f" The last training loss is {known.losses[-1]:.4g} nats per token." if known.losses else ""
-        message = f"The run has finished: {run.progress.replica_step} steps, {run.tokens_applied:,} tokens.{loss}"
+        steps, tokens = counted(run.progress.replica_step, "step"), counted(run.tokens_applied, "token")
+        message = f"The run has finished: {steps}, {tokens}.{loss}"
         yield DueNews("end", str(run.progress.replica_step), message)
 
 
 def _too_few_members(run: Run) -> Iterator[DueNews]:
     least, members = run.state_file.config.min_clients, len(run.available_members())
     if members < least:
-        able = f"{members} member{'' if members == 1 else 's'} that can work"
+        able = f"{counted(members, 'member')} that can work"
         message = f"The run has {able}; it needs {least} (config.min_clients)."
         yield DueNews("members", "", f"{message} It is at step {run.progress.step}, in {run.clock.phase.value}.")
 
@@ -142,8 +144,8 @@ def _loss(run: Run, known: KnownSoFar) -> Iterator[DueNews]:
 def _quarantine(run: Run) -> Iterator[DueNews]:
     if run.work.quarantined:
         newest = run.work.quarantined[-1]
-        count = total_batches(item.batch_id for item in run.work.quarantined)
-        message = f"{count} batches are in quarantine; the newest are {newest.batch_id}: {newest.message}"
+        batches = counted(total_batches(item.batch_id for item in run.work.quarantined), "batch", "batches")
+        message = f"{batches} in quarantine; the newest are {newest.batch_id}: {newest.message}"
         yield DueNews("quarantine", str(newest.batch_id), message)
 
 

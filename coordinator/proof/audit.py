@@ -9,6 +9,7 @@ private key, which every other store holds, is not in it.
 """
 
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from epochal.coordinator.auth.signing_key import SigningKey
@@ -31,9 +32,10 @@ from epochal.coordinator.store.sql.history import JournalReader, StoredProof
 from epochal.coordinator.store.sql.notes import BACKUP, KEY_LOST, PUBLISHED, Keys
 from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import long_work
+from epochal.state.amounts import counted
 from epochal.state.client_names import shown_client
 from epochal.state.errors import StoreFailed
-from epochal.state.intervals import counted_batches, total_batches
+from epochal.state.intervals import total_batches
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Blake3
 
@@ -298,6 +300,10 @@ def _failed_on(run: Run, suspect: Suspect) -> str:
     return f" (on {', '.join(shown)})" if shown else ""
 
 
+def _counted(suspects: Sequence[Suspect]) -> str:
+    return counted(total_batches(item.batch_id for item in suspects), "batch", "batches")
+
+
 def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, ...]:
     """Return which data the run has not trained on and why, and why it does not go on."""
     remarks = []
@@ -307,16 +313,14 @@ def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, .
     if hold is not None:
         remarks.append(f"the run waits: {hold}")
     if run.work.quarantined:
-        first, count = run.work.quarantined[0], total_batches(item.batch_id for item in run.work.quarantined)
+        first, batches = run.work.quarantined[0], _counted(run.work.quarantined)
         remarks.append(
-            f"quarantined, and not trained on: {counted_batches(count)}; the first is {first.batch_id}, "
+            f"quarantined, and not trained on: {batches}; the first is {first.batch_id}, "
             f"{first.message}{_failed_on(run, first)}"
         )
     if run.work.suspects:
-        first, count = run.work.suspects[0], total_batches(item.batch_id for item in run.work.suspects)
-        remarks.append(
-            f"failed, and not applied: {counted_batches(count)}; the first is {first.batch_id}, {first.message}"
-        )
+        first, batches = run.work.suspects[0], _counted(run.work.suspects)
+        remarks.append(f"failed, and not applied: {batches}; the first is {first.batch_id}, {first.message}")
     if run.clock.phase is RunState.FINISHED and unapplied_count:
-        remarks.append(f"the run is finished without having applied {counted_batches(unapplied_count)}")
+        remarks.append(f"the run is finished without having applied {counted(unapplied_count, 'batch', 'batches')}")
     return tuple(remarks)

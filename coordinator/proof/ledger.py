@@ -13,6 +13,7 @@ from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import EvaluationReported
+from epochal.state.amounts import counted
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.wire import Blake3, Sha256, document_digest, sha256_hex
@@ -126,11 +127,11 @@ def balance(ledger: Ledger, run: Run) -> Balance:
     if duplicates:
         problems.append(f"{duplicates} batches were applied more than once")
     if missing:
-        problems.append(f"{total_batches(missing)} batches are missing; the first are {missing[0]}")
+        problems.append(f"missing: {counted(total_batches(missing), 'batch', 'batches')}, from {missing[0]} on")
     if beyond:
         problems.append(f"batches {beyond[0]} were applied although no work list contained them")
     if both:
-        problems.append(f"{both} batches are applied and also carried or quarantined")
+        problems.append(f"applied and also carried or quarantined: {counted(both, 'batch', 'batches')}")
     return Balance(
         total_batches(once),
         duplicates,

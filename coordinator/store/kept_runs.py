@@ -1,4 +1,4 @@
-"""A line of the list of runs in a store that holds several."""
+"""A line of the list of runs in a database or a folder."""
 
 from dataclasses import dataclass
 
@@ -22,14 +22,14 @@ class KnownCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class KeptRun:
-    """A run in a database that may hold several.
+    """A run in a database or a folder that may hold several.
 
     Attributes:
         version: of its run document.
         records: number of records of its journal.
         journal_bytes: size of the journal.
         changed_s: when the last record was appended, in seconds since 1970 by the database's clock.
-        blobs: the folder of its blobs as its coordinator names it; None if they are in an object store only.
+        blobs: the folder of its blobs as its coordinator names it, or its run directory; None for an object store.
         coordinators: those that serve it now; none where only a standby was asked.
     """
 

@@ -1,5 +1,6 @@
 """A store keeps a whole run, and is opened by its URL: a folder's, or a database's. Blobs may lie elsewhere."""
 
+import asyncio
 import importlib
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from epochal.coordinator.store.files.backup_folder import refuse_unfinished
 from epochal.coordinator.store.files.folder import run_directory_in
-from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
+from epochal.coordinator.store.files.opening import kept_run, open_folder_reader, open_folder_store
 from epochal.coordinator.store.kept_runs import KeptRun
 from epochal.coordinator.store.replication import Program
 from epochal.coordinator.store.store import Store, StoreReader
@@ -94,14 +95,17 @@ def run_directory_of(url: str) -> Path:
 
 
 def runs_in(url: str) -> Sequence[KeptRun]:
-    """Return the runs in the database at a URL.
+    """Return the runs in the database at a URL, or in the run directories of a folder. Blocks.
 
     Raises:
-        InvalidInput: it is no database's, or wrong, or the database holds no run.
-        StoreFailed: the database cannot be read.
+        InvalidInput: it is wrong, or what is there holds no run, or another version's.
+        StoreFailed: what is there cannot be read.
     """
     if not is_database(url):
-        raise InvalidInput(f"{without_password(url)} is no database; allowed: postgresql://USER@HOST/DATABASE")
+        folder, own = _folders_of(url)
+        places = [own] if own or not folder.is_dir() else map(run_directory_in, sorted(folder.iterdir()))
+        kept = [asyncio.run(kept_run(place)) for place in places if place is not None]
+        return [run for run in kept if run is not None]
     found: Sequence[KeptRun] = _database_opening(url).kept_runs(url)
     return found
 

@@ -2,8 +2,10 @@
 
 import os
 import sys
+from typing import Any
 
 import typer
+import typer.core
 
 from epochal import __version__
 from epochal.cli.lazy import lazy_app
@@ -79,7 +81,7 @@ COMMANDS = {
         "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
     ),
     "operate.runs:runs": (
-        "List the runs in a database: each one's id, its document's version, its journal and its coordinators."
+        "List the runs in a folder or a database: each one's id, when it changed, and where it is served."
     ),
     "operate.move:move": (
         "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
@@ -150,8 +152,27 @@ TOKEN_COMMANDS = {
     ),
 }
 
+OTHER_WORDS = {
+    "demo": "up",
+    "join": "client URL",
+    "plot": "report RUN",
+    "serve": "coordinator STATE.toml",
+    "start": "coordinator STATE.toml",
+    "train": "client URL",
+}
+"""What people type for a command, and the command."""
+
+
+class _Group(typer.core.TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] in OTHER_WORDS:
+            raise InvalidInput(f"there is no command {args[0]!r}; did you mean `epochal {OTHER_WORDS[args[0]]}`?")
+        return super().resolve_command(ctx, args)
+
+
 app = lazy_app(
     COMMANDS,
+    cls=_Group,
     name="epochal",
     help=SUMMARY,
     pretty_exceptions_enable=False,
@@ -192,9 +213,14 @@ def main() -> None:
         typer.echo(f"epochal: {message}\nsee: epochal explain {kind_of(error)}", err=True)
         sys.exit(exit_code_of(error))
     except SystemExit as ended:
-        if ended.code == EXIT_BAD_INPUT and not isinstance(ended.__context__, typer.Exit):  # typer has printed why
+        if ended.code == EXIT_BAD_INPUT and not _has_said_all(ended.__context__):
             typer.echo(f"see: epochal explain {kind_name(InvalidInput.__name__)}", err=True)
         raise
+
+
+def _has_said_all(cause: BaseException | None) -> bool:
+    """Return whether a command ended by itself, or printed its help because it was given nothing."""
+    return isinstance(cause, typer.Exit) or type(cause).__name__ == "NoArgsIsHelpError"
 
 
 def exit_code_of(error: EpochalError) -> int:

@@ -106,7 +106,7 @@ class LocalTraining:
 
     @property
     def store(self) -> Path:
-        """Folder with the run's journal: what `epochal audit`, `report` and `plot` take."""
+        """Folder with the run's journal: what `epochal audit` and `report` take."""
         return self.run_dir / TESTNET_FOLDER
 
     def connect(self) -> RunConnection:

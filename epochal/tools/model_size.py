@@ -5,6 +5,7 @@ from typing import Self
 
 from epochal.coordinator.blobs.room import checkpoints_with_room, room_needed, rounds_with_room
 from epochal.coordinator.run.genesis import MAX_FIRST_CHECKPOINT_PERCENT
+from epochal.state.amounts import shown_bytes
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import MergeConfig, RunConfig, StateFile
@@ -68,10 +69,10 @@ def in_words(size: ModelSize, state: StateFile) -> str:
     """Return the sizes of a model in a sentence."""
     count = state.config.init_min_clients
     result_bytes = size.values_bytes  # the header is a few KiB
-    results = "" if count == 1 else f", the results of {count} clients {_shown(count * result_bytes)}"
+    results = "" if count == 1 else f", the results of {count} clients {shown_bytes(count * result_bytes)}"
     return (
-        f"the model has {size.parameter_count:,} parameters: a checkpoint takes {_shown(size.first_bytes)}, a client's "
-        f"result {_shown(result_bytes)}{results}"
+        f"the model has {size.parameter_count:,} parameters: a checkpoint takes {shown_bytes(size.first_bytes)}, "
+        f"a client's result {shown_bytes(result_bytes)}{results}"
     )
 
 
@@ -99,9 +100,3 @@ def size_notes(size: ModelSize, state: StateFile) -> list[str]:
             f"`max_total_bytes = {needed}`, and {rounds * size.result_bytes} more for each further client"
         )
     return notes
-
-
-def _shown(size_bytes: int) -> str:
-    if size_bytes >= 10**9:
-        return f"{size_bytes / 1e9:,.2f} GB"
-    return f"{size_bytes / 1e6:,.1f} MB" if size_bytes >= 10**6 else f"{size_bytes:,} bytes"

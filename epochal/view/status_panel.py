@@ -11,8 +11,8 @@ from rich.text import Text
 
 from epochal.runtime.glossary import STATUS
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted
 from epochal.state.documents import MAX_SHARE
-from epochal.state.intervals import counted_batches
 from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
@@ -29,6 +29,8 @@ MAX_SHOWN_SENTENCES = 8
 """Maximum number of sentences on the verification of results."""
 EVALUATION_CURVE_WIDTH = 20
 GB = 10**9
+UNBROKEN_NAME_CHARS = 16
+"""Names of members of up to so many characters stand on one line, however narrow the terminal is."""
 _PHASE_STYLE = {
     RunState.ROUND_TRAIN: "bold green",
     RunState.ROUND_WITNESS: "cyan",
@@ -191,7 +193,7 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
     ):
         if not count:
             continue
-        lines = [f"{counted_batches(count)} {title}"]
+        lines = [f"{counted(count, 'batch', 'batches')} {title}"]
         lines += [f"  {item.batch_id}  {visible(item.message)}" for item in items[:MAX_SHOWN_FAILURES]]
         if len(items) > MAX_SHOWN_FAILURES:
             lines.append("  … `epochal quarantine list` shows all")
@@ -222,7 +224,10 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         "heard",
     )
     for column in (*columns, *missed_columns):
-        table.add_column(column, no_wrap=column not in ("name", "waits for data", "GPU", "why"), overflow="fold")
+        least = min(UNBROKEN_NAME_CHARS, max((len(member.name) for member in members), default=0))
+        is_wrapped = column in ("name", "waits for data", "GPU", "why")
+        min_width = least if column == "name" else None
+        table.add_column(column, no_wrap=not is_wrapped, overflow="fold", min_width=min_width)
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.ahead_step is not None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from epochal.runtime.files.file_room import allocate, write_at
+from epochal.state.amounts import shown_bytes
 from epochal.state.errors import SpoolFull
 from epochal.state.model.tensors import Buffer
 from epochal.state.wire import Sha256
@@ -76,12 +77,13 @@ class Spool:
             needed_bytes: size of all files of the spool together, of which some may be held already.
             purpose: says what they are.
         """
-        needs = f"{purpose} needs {needed_bytes} bytes of spool"
+        needs = f"{purpose} needs {shown_bytes(needed_bytes)} of spool"
         if self._max_bytes is not None and needed_bytes > self._max_bytes:
-            raise SpoolFull(f"{needs}; [client] spool_bytes is {self._max_bytes}", needed_bytes=needed_bytes)
+            allowed = f"[client] spool_bytes is {self._max_bytes}; allowed: at least {needed_bytes}"
+            raise SpoolFull(f"{needs}; {allowed}", needed_bytes=needed_bytes)
         available_bytes = self._blocking("measured", self._free_bytes) + self.used_bytes
         if needed_bytes > available_bytes:
-            lack = f"the disk of {self._folder} has {available_bytes}"
+            lack = f"the disk of {self._folder} has {shown_bytes(available_bytes)}"
             advice = "make room there, or choose another folder with --spool"
             raise SpoolFull(f"{needs}; {lack}: {advice}", needed_bytes=needed_bytes)
 

@@ -23,6 +23,14 @@ def names_in(certificate: Path | None) -> set[str]:
     return addresses | {name.lower() for name in names.get_values_for_type(x509.DNSName)}
 
 
+def is_self_signed(certificate: Path) -> bool:
+    """Return whether a certificate (PEM) is its own authority, so that only those trust it who have it."""
+    from cryptography import x509
+
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return found.issuer == found.subject
+
+
 def dialled_host(listens_on: str, certificate: Path | None) -> str:
     """Return a host by which a server is reached from its own machine.
 

@@ -221,19 +221,26 @@ def is_temporary(status: int) -> bool:
     return status >= httpx.codes.INTERNAL_SERVER_ERROR or status in _TEMPORARY_STATUSES
 
 
-def reason_of(error: Exception, url: str) -> str:
-    """Return why a server did not answer, with a hint if the URL's scheme may be wrong, or a proxy was asked."""
+def reason_of(error: Exception, url: str, *, has_answered: bool = False) -> str:
+    """Return why a server did not answer; whether a proxy was asked, and whether the URL's scheme may be wrong.
+
+    Args:
+        error: httpx's.
+        url: the server's.
+        has_answered: whether it has answered at this URL before, so that the scheme is right.
+    """
+    reason = _reason_of(error, may_be_https=url.startswith("http:") and not has_answered)
     if isinstance(error, httpx.TransportError) and (proxy := proxy_of(url)):
-        return f"{_reason_of(error, url)}, by way of the proxy {proxy} that the environment names"
-    return _reason_of(error, url)
+        return f"{reason}, by way of the proxy {proxy} that the environment names"
+    return reason
 
 
-def _reason_of(error: Exception, url: str) -> str:
+def _reason_of(error: Exception, *, may_be_https: bool) -> str:
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes_of(error)):
         return "connection refused"
-    reason = str(error) or type(error).__name__
     is_silent = any(isinstance(cause, aiohttp.ServerDisconnectedError) for cause in causes_of(error))
-    return f"{reason} (does it serve https:// there?)" if is_silent and url.startswith("http:") else reason
+    reason = str(error).rstrip(".") or type(error).__name__
+    return f"{reason} (does it serve https:// there?)" if is_silent and may_be_https else reason
 
 
 def user_mistake(error: BaseException, url: str) -> str | None:

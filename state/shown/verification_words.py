@@ -1,5 +1,6 @@
 """Sentences on the verification of a run's results, the same in a terminal and on the page."""
 
+from epochal.state.amounts import counted
 from epochal.state.messages.verification_views import ClassDistances, VerificationView
 
 NOT_VERIFIED = "Results are not computed again by anybody: the state file has no [verify]."
@@ -32,7 +33,7 @@ def verification_words(view: VerificationView) -> tuple[str, ...]:
 
 def class_words(found: ClassDistances) -> str:
     """Return the sentence of one pair of classes."""
-    of = f"{found.result_class} by {found.replay_class}, {found.local_steps} local steps"
+    of = f"{found.result_class} by {found.replay_class}, {counted(found.local_steps, 'local step')}"
     calibrated = "not calibrated" if found.calibrated is None else f"calibrated up to {found.calibrated:.4f}"
     passed = "" if found.largest is None else f", passed up to {found.largest:.4f} (median {found.median:.4f})"
     return f"{of}: tolerance {found.tolerance:.4f}; {calibrated}{passed}."

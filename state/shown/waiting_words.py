@@ -92,7 +92,7 @@ def _silence(now: Situation) -> str:
 
 def _words(now: Situation) -> str:
     if now.problem is not None:
-        return f"waits until the coordinator can keep something again: {now.problem}"
+        return f"waits for its coordinator's disk or database, and continues by itself after that: {now.problem}"
     if _is_held(now):
         return f"waits for members that rest: {now.hold}"
     match now.phase:

@@ -111,7 +111,7 @@ async def test_own_data_does_what_the_page_says(tmp_path: Path) -> None:
 async def test_own_model_does_what_the_page_says(tmp_path: Path) -> None:
     need_module("torch")
     printed = await executed(OWN_MODEL, tmp_path, {})
-    loss = re.search(r"digits, replica 6: loss ([0-9.]+) nats", printed)
+    loss = re.search(r"digits, replica 6: loss ([0-9.e-]+) nats per target", printed)
     assert loss is not None
     assert float(loss[1]) < GUESSES_A_DIGIT / 2
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from epochal.coordinator.store.failures import store_failure
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import DATABASE_FILE, FolderPlace
+from epochal.coordinator.store.kept_runs import KeptRun, KnownCoordinator
 from epochal.coordinator.store.sql.database import Statement
 from epochal.coordinator.store.sql.schema import check_schema
 from epochal.coordinator.store.sql.sqlite import SqliteDatabase, connect, failure_of, log_of
@@ -20,6 +21,7 @@ from epochal.state.errors import StoreFailed
 UNNAMED_RUN = "run"
 """Name in its folder of a run that has none yet."""
 _RUN = "SELECT run_id FROM epochal_runs LIMIT 1"
+_LISTED = "SELECT run_id, version, sequence, journal_bytes, changed_s FROM epochal_runs"
 
 
 async def open_folder_store(
@@ -90,3 +92,19 @@ def open_folder_reader(run_dir: Path, *, writes: bool = False) -> StoreReader:
     run_id = UNNAMED_RUN if found is None else found[0]
     database = SqliteDatabase(path, name, writes=writes)
     return StoreReader(database, run_id, FolderPlace(run_dir), name, DirectoryBlobs.for_reading(run_dir))
+
+
+async def kept_run(run_dir: Path) -> KeptRun | None:
+    """Return a run directory's run as a line of a list; None before its first record.
+
+    Raises:
+        InvalidInput: its tables are of another version.
+        StoreFailed: it cannot be read.
+    """
+    place, database = FolderPlace(run_dir), SqliteDatabase(run_dir / DATABASE_FILE, str(run_dir), writes=False)
+    async with contextlib.aclosing(database):
+        check_schema(await database.schema(), str(run_dir))
+        (rows,) = await database.transact(Statement(_LISTED))
+    url = await place.served_at()
+    serving = () if url is None else (KnownCoordinator(url, None, None, is_ticking=True),)
+    return KeptRun(*rows[0], str(run_dir), serving) if rows else None

@@ -123,7 +123,8 @@ class Requester:
             raise Rejected(f"{shown} cannot be requested: {error}", url=shown) from error
         except (aiohttp.ClientError, OSError) as error:
             self._led_to.pop(url, None)
-            raise SourceUnavailable(f"{shown} cannot be read: {_reason(error, shown)}", url=shown) from error
+            reason = _reason(error, may_be_https=shown.startswith("http:") and not self.received_bytes)
+            raise SourceUnavailable(f"{shown} cannot be read: {reason}", url=shown) from error
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -217,7 +218,7 @@ def _redirected(target: Target, place: str) -> Target:
         raise httpx.InvalidURL("it redirects to what cannot be requested") from error
 
 
-def _reason(error: Exception, shown: str) -> str:
+def _reason(error: Exception, *, may_be_https: bool) -> str:
     """Return why a server did not answer, with a hint if the URL's scheme may be wrong.
 
     The library's own texts may name the place to which a server redirects.
@@ -229,9 +230,7 @@ def _reason(error: Exception, shown: str) -> str:
     if isinstance(error, aiohttp.ClientPayloadError):
         return "the body broke off"
     if isinstance(error, aiohttp.ServerDisconnectedError):
-        return "the server closed the connection" + (
-            " (does it serve https:// there?)" if shown.startswith("http:") else ""
-        )
+        return f"the server closed the connection{' (does it serve https:// there?)' if may_be_https else ''}"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return str(error.certificate_error)
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error

@@ -1,4 +1,4 @@
-"""Log lines for people at a terminal: rounds as sentences, one at most every `ROUND_LINE_S`, and no repetitions.
+"""Log lines for people at a terminal: sentences, one of rounds at most every `ROUND_LINE_S`, and no repetitions.
 
 The rules kept here: a warning always passes; a round that failed always passes; files, JSON and `--verbose` have every
 line.
@@ -6,10 +6,12 @@ line.
 
 import logging
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from epochal.state.amounts import counted
 from epochal.state.phase_names import ROUND_PHASES
 
 ROUND_LINE_S = 10.0
@@ -36,16 +38,34 @@ def _trained(fields: Mapping[str, Any]) -> str:
 
 
 def _decided(fields: Mapping[str, Any]) -> str:
-    return f"{_round_of(fields)}: {fields['applied_results']} results applied"
+    return f"{_round_of(fields)}: {counted(fields['applied_results'], 'result')} applied"
 
 
 def _round_of(fields: Mapping[str, Any]) -> str:
     again = fields["attempt"]
-    return f"step {fields['step']}" + (f", after {again} failed tries" if again else "")
+    return f"step {fields['step']}" + (f", after {counted(again, 'failed try', 'failed tries')}" if again else "")
 
 
-_SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {"round_trained": _trained, "outcome_decided": _decided}
+def _acted(fields: Mapping[str, Any]) -> str:
+    given = fields["with"]
+    if fields["action"] == "genesis":
+        return f"the run starts from the model of step {given['step']}"
+    shown = ", ".join(f"{name} {short(value)}" for name, value in given.items())
+    return f"the operator: {fields['action']}{f' ({shown})' if shown else ''}"
+
+
+_Sentence = Callable[[Mapping[str, Any]], str]
+_OF_ROUNDS: Mapping[str, _Sentence] = {"round_trained": _trained, "outcome_decided": _decided}
 """What is said of a round by a client, and by a coordinator."""
+_SENTENCES: Mapping[str, _Sentence] = _OF_ROUNDS | {
+    "operator_acted": _acted,
+    "phase_changed": lambda fields: f"{fields['before']} → {fields['after']}: {fields['reason']}",
+    "dataset opened": lambda fields: (
+        f"data: {counted(fields['sequences'], 'sample')} in {counted(fields['files'], 'file')}"
+    ),
+}
+_SAID_OTHERWISE = frozenset({"attested", "first_checkpoint_made", "data server listens"})
+"""Lines that come with every round, or that repeat what the program prints."""
 
 
 def sentence_of(record: logging.LogRecord) -> str | None:
@@ -59,10 +79,10 @@ def _failed(fields: Mapping[str, Any]) -> bool:
 
 
 def _repeats(name: str, fields: Mapping[str, Any]) -> bool:
-    """Whether a line comes with every round that goes as it should."""
+    """Whether a line comes with every round that goes as it should, or says again what was said."""
     if name == "phase_changed":
         return fields.get("before") in _ROUND_PHASES and fields.get("after") in _ROUND_PHASES
-    return name == "attested" or (name == "replica_held" and fields.get("origin") == "outcome")
+    return name in _SAID_OTHERWISE or (name == "replica_held" and fields.get("origin") == "outcome")
 
 
 class ForPeople(logging.Filter):
@@ -81,8 +101,8 @@ class ForPeople(logging.Filter):
         name, fields = record.getMessage(), vars(record)
         if record.levelno > logging.INFO:
             return True
-        if sentence_of(record) is None:
-            return not _repeats(name, fields)
+        if name not in _OF_ROUNDS or _failed(fields):
+            return not (record.name.startswith("uvicorn") or _repeats(name, fields))
         now_s = self._now_s()
         if now_s < self._next_round_s:
             return False
@@ -90,17 +110,27 @@ class ForPeople(logging.Filter):
         return True
 
 
-def first_start_box(run_id: str, url: str, admin_token: str) -> str:
-    """Return what the operator of a new run needs from its first start."""
+def first_start_box(run_id: str, url: str, admin_token: str, *, invites: bool = False, tls_ca: str = "") -> str:
+    """Return what the operator of a new run needs from its first start.
+
+    Args:
+        run_id: of the run.
+        url: where others reach the coordinator.
+        admin_token: the operator's.
+        invites: whether members need an invitation, with which their command is printed.
+        tls_ca: the coordinator's certificate if only those trust it who have it; "" if everybody does.
+    """
+    reached = f"{url} --tls-ca {shlex.quote(tls_ca)}" if tls_ca else url
+    joins = f"invite {reached} (prints their command)" if invites else f"client {reached}"
     lines = (
         f"Run {run_id} has started. Keep what follows: the token is shown this once.",
         "",
-        f"for members    epochal client {url}",
+        f"for members    epochal {joins}",
         f"page           {url}/",
         f"admin token    {admin_token}",
         "               lets its owner pause, invite, eject, export: whoever has it is the operator",
         f"next           export EPOCHAL_ADMIN_TOKEN={admin_token}",
-        f"               epochal status {url}",
+        f"               epochal status {reached}",
     )
     width = max(map(len, lines))
     edge = "─" * (width + 2)

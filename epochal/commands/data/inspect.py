@@ -23,6 +23,7 @@ from epochal.data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
+from epochal.state.amounts import counted
 from epochal.state.config.data_location import Local, Preprocessed, Server
 from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
@@ -217,18 +218,18 @@ def manifest(
     if not names:
         raise InvalidInput(f"{folder} holds no data files", path=str(folder))
     written = write_manifest(folder, names, block_bytes)
-    say(f"{written.path}: {len(names)} files")
+    say(f"{written.path}: {counted(len(names), 'file')}")
     for lost in written.lost:
         say(f"note: {lost}")
     if written.unknown:
-        more = f", and {len(written.unknown) - 1} more files" if written.unknown[1:] else ""
+        more = f", and {counted(len(written.unknown) - 1, 'more file')}" if written.unknown[1:] else ""
         say(f"note: {written.unknown[0]}{more}: the manifest does not say with which tokenizer, as it does of others")
 
 
 def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
     """Compare every byte of a folder's files with its manifest."""
     count = verify_folder(folder, data_names(folder, TOKEN_DATA_SUFFIXES) if folder.is_dir() else ())
-    say(f"{folder}: {count} files match the manifest")
+    say(f"{folder}: the manifest matches {counted(count, 'file')}")
 
 
 def _holds_samples(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ import typer
 
 from epochal.cli.output.printing import say
 from epochal.runtime.long_work import BYTES, long_work
+from epochal.state.amounts import counted
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError
 from epochal.tools.init.next_commands import next_commands
@@ -22,6 +24,8 @@ from epochal.tools.prepare.work_folder import discard_unfinished
 DEFAULTS = PrepareOptions()
 FEW_SAMPLES = 32
 """Of fewer samples that are held out, the loss is called rough."""
+FAR_SHARE = 2
+"""So many times more or less than the share that was asked for is named: whole documents are held out."""
 NAMED_SHOWN = 10
 
 
@@ -160,7 +164,7 @@ def _shown() -> Iterator[Callable[[PrepareProgress], None]]:
     with long_work("reading", None, BYTES) as work:
 
         def show(progress: PrepareProgress) -> None:
-            work.title = f"{progress.documents:,} documents, {progress.tokens:,} tokens"
+            work.title = f"{counted(progress.documents, 'document')}, {counted(progress.tokens, 'token')}"
             if progress.packed:
                 work.title += f", {progress.packed:,} packed"
             work.total = progress.total_bytes
@@ -177,10 +181,10 @@ def _report(made: Preparation) -> None:
     for split in (TRAIN, VALIDATION):
         shards = made.shards.get(split, {})
         if shards:
-            held = f"{counts[f'{split}_documents']:,} documents, {sum(shards.values()):,} tokens"
-            samples = f"{made.samples(split):,} samples of {made.seq_len}"
-            files = "file" if made.is_chat else "shard"
-            say(f"{made.folder / split}: {held} in {len(shards)} {files}{'s' * (len(shards) > 1)}: {samples}")
+            held = f"{counted(counts[f'{split}_documents'], 'document')}, {counted(made.tokens(split), 'token')}"
+            samples = f"{counted(made.samples(split), 'sample')} of {made.seq_len}"
+            files = counted(len(shards), "file" if made.is_chat else "shard")
+            say(f"{made.folder / split}: {held} in {files}: {samples}")
     for name, what in (
         ("duplicates", "repeats, dropped"),
         ("empty", "documents without text, left out"),
@@ -196,14 +200,26 @@ def _report(made: Preparation) -> None:
         say(f"  {message}")
     if made.content["validation"] != "0" and not made.samples(VALIDATION):
         say("too few documents were held out for one sample: there is no validation.toml; a larger --validation")
-    elif 0 < made.samples(VALIDATION) < FEW_SAMPLES:
-        say(
-            f"only {made.samples(VALIDATION)} samples were held out, so that a loss on them is rough; "
-            "more with a larger --validation"
-        )
+    elif doubt := doubtful_validation(made):
+        say(doubt)
     for name in made.left:
         say(f"{made.folder / name} is yours and was left as it is: does it fit these data?")
     _say_next(made)
+
+
+def doubtful_validation(made: Preparation) -> str:
+    """Return what is wrong with what was held out: few samples, or a share far from what was asked for; else ""."""
+    held, samples, asked = (
+        made.tokens(VALIDATION),
+        made.samples(VALIDATION),
+        float(Fraction(made.content["validation"])),
+    )
+    share = held / (held + made.tokens(TRAIN)) if held else 0.0
+    if not samples or (samples >= FEW_SAMPLES and asked / FAR_SHARE <= share <= asked * FAR_SHARE):
+        return ""
+    why = "the loss on them is rough" if samples < FEW_SAMPLES or share < asked else "so much less is trained on"
+    held_out = f"{counted(samples, 'sample')}, {share:.1%} of the tokens"
+    return f"held out: {held_out} (--validation asks for {asked:.1%} of the documents): {why}"
 
 
 def _say_next(made: Preparation) -> None:

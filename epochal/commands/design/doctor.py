@@ -21,6 +21,7 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, coordina
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.output.printing import run_to_end
 from epochal.runtime.permissions import Permissions
+from epochal.state.amounts import counted
 from epochal.tools.doctor.connectivity import Asked, look_at_way
 from epochal.tools.doctor.local_machine import Finding, look_at_machine
 
@@ -77,7 +78,7 @@ def doctor(
         typer.echo(json.dumps([asdict(found) for found in findings], indent=2))
     problems = sum(found.verdict == "problem" for found in findings)
     if problems:
-        typer.echo(f"{problems} problem{'s' if problems > 1 else ''}: see what to do above", err=True)
+        typer.echo(f"{counted(problems, 'problem')}: see what to do above", err=True)
         raise typer.Exit(1)
 
 

@@ -19,6 +19,7 @@ from epochal.coordinator.store.published_files import FolderFiles
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.published_place import is_bucket, published_files
 from epochal.view.check_report import print_checks
@@ -106,7 +107,7 @@ def _show(report: AuditReport, replays: "list[StoredReplay]", drawn: int | None,
         return
     print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
     if drawn is not None:
-        typer.echo(f"{len(replays)} results trained again, drawn with --seed {drawn}:")
+        typer.echo(f"{counted(len(replays), 'result')} trained again, drawn with --seed {drawn}:")
     for replay in replays:
         typer.echo(_line_of(replay))
 

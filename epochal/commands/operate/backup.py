@@ -12,6 +12,7 @@ from epochal.cli.options.shared import JsonOption
 from epochal.cli.output.printing import say
 from epochal.coordinator.proof.backup import back_up
 from epochal.coordinator.store.open import DATABASE_SCHEMES
+from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
 
 DATABASES = tuple((f"{scheme}:",) for scheme in DATABASE_SCHEMES)
@@ -40,4 +41,4 @@ def backup(
         typer.echo(json.dumps(asdict(report), indent=2))
         return
     blobs = f"{report.blobs:,} blobs, {report.blob_bytes:,} bytes"
-    say(f"Backup of run {report.run_id}: {report.journal_records:,} records, {blobs}")
+    say(f"Backup of run {report.run_id}: {counted(report.journal_records, 'record')}, {blobs}")

@@ -15,6 +15,7 @@ from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import revoke_invitation
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.redacted_urls import without_password
+from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import (
     MAX_INVITATION_S,
@@ -88,17 +89,19 @@ def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None
         tls_ca: the certificate that the operator trusts, which those who join must trust as well; None without one.
     """
     until = "" if made.expires_s is None else f", until {_time(made.expires_s)}"
-    words = ["epochal", "client", without_password(url), "--key", "me.key", "--new-key", "--name", "NAME"]
+    words = ["epochal", "client", without_password(url), "--key", "me.key", "--new-key"]
     words += ["--tls-ca", tls_ca.name] if tls_ca is not None else []
     words += ["--trainer", guide.trainer] if guide.trainer else []
     words += ["--data", "PATH"] if guide.data.own else []
     words += ["--insecure"] if guide.data.insecure else []
     words += ["--invitation", made.code]
+    own = [] if tls_ca is None else ["--tls-ca", str(tls_ca)]
+    revoking = ["epochal", "invite", without_password(url), *own, "--revoke", made.id[:SHOWN_ID_DIGITS]]
     return "\n".join(
         (
             f"invitation {made.code}",
-            f"  admits {made.uses} client{'s' if made.uses > 1 else ''}{until}; it is shown this once",
-            f"  to revoke it: epochal invite {without_password(url)} --revoke {made.id[:SHOWN_ID_DIGITS]}",
+            f"  admits {counted(made.uses, 'client')}{until}; it is shown this once",
+            f"  to revoke it: {shlex.join(revoking)}",
             "to join:",
             f"  {shlex.join(words)}",
         )
@@ -108,7 +111,7 @@ def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None
 def _listed(found: InvitationList) -> str:
     lines = [_line(one) for one in found.invitations] or ["no invitation was made by a command"]
     if found.listed:
-        lines.append(f"the state file lists {found.listed}, each for one client; {found.listed_used} are used")
+        lines.append(f"{found.listed} more in state.toml, for one client each; {found.listed_used} used")
     return "\n".join(lines)
 
 

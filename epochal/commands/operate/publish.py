@@ -8,6 +8,7 @@ import typer
 from epochal import __version__
 from epochal.cli.options.shared import JsonOption, StoreArgument
 from epochal.cli.output.printing import say
+from epochal.state.amounts import counted, shown_bytes
 from epochal.state.errors import InvalidInput
 from epochal.state.wire import canonical_json
 from epochal.tools.published_place import ALLOWED, published_files
@@ -33,6 +34,6 @@ def publish(
         typer.echo(canonical_json(made).decode())
         return
     size_bytes = sum(file.size_bytes for file in made.files)
-    size = f"{len(made.files)} files, {size_bytes:,} bytes"
+    size = f"{counted(len(made.files), 'file')}, {shown_bytes(size_bytes)}"
     say(f"published run {made.run_id} at step {made.step}: {size} in {files.name}")
     say(f"check it as its README.md says, or here: epochal audit {to}")

@@ -9,7 +9,8 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgum
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import parse_batches
 from epochal.runtime.visible_text import visible
-from epochal.state.intervals import BatchId, counted_batches, total_batches
+from epochal.state.amounts import counted
+from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailedBatches
 from epochal.state.wire import canonical_json
 
@@ -26,7 +27,7 @@ def list_(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaOp
         typer.echo("no batch has failed")
     for title, items in (("quarantined", found.quarantined), ("waiting for another attempt", found.waiting)):
         if items:
-            typer.echo(f"{title}: {counted_batches(total_batches(item.batch_id for item in items))}")
+            typer.echo(f"{title}: {counted(total_batches(item.batch_id for item in items), 'batch', 'batches')}")
         for item in items:
             typer.echo(f"  {_line(item)}")
 
@@ -52,4 +53,4 @@ def release(
     """Attempt quarantined batches again, once their data are mended. A finished run continues for this."""
     wanted = parse_batches(batches)
     released = ask(url, tls_ca, lambda operator: operator.release(wanted), required_token(admin_token))
-    typer.echo(f"released {counted_batches(total_batches(released))}: {', '.join(map(_numbers, released))}")
+    typer.echo(f"released {counted(total_batches(released), 'batch', 'batches')}: {', '.join(map(_numbers, released))}")

@@ -16,6 +16,7 @@ from epochal.coordinator_client.operator import check_client_id, connect_operato
 from epochal.coordinator_client.operator import eject as eject_client
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId, Sha256, canonical_json
@@ -147,4 +148,4 @@ def fingerprint(
     found = ask(url, tls_ca, lambda operator: operator.status())
     typer.echo(f"{found.data_fingerprint or 'not decided'} ({found.data_decided_by})")
     for dataset in found.datasets:
-        typer.echo(f"  {dataset.member_count} members have {visible(dataset.data_fingerprint)}")
+        typer.echo(f"  {counted(dataset.member_count, 'member')}: {visible(dataset.data_fingerprint)}")

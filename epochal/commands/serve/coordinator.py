@@ -33,6 +33,7 @@ from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
 from epochal.runtime.garbage import collect_rarely, share_one_heap
+from epochal.runtime.http.certificate_names import is_self_signed
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
@@ -187,6 +188,13 @@ def _data_options(state: StateFile, options: ServeOptions, data_config: Path) ->
     return DataServerOptions(data_config, insecure=endpoint.insecure)
 
 
+def _box(state: StateFile, options: ServeOptions, url: str, admin_token: str) -> str:
+    certificate, url = options.endpoint.tls_cert, options.advertised or url
+    tls_ca = str(certificate) if certificate is not None and is_self_signed(certificate) else ""
+    invites = state.access.mode == "invitations"
+    return first_start_box(state.run_id, url, admin_token, invites=invites, tls_ca=tls_ca)
+
+
 async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path | None) -> None:
     async with contextlib.AsyncExitStack() as stack:
         served = await stack.enter_async_context(serving(state, options))
@@ -209,5 +217,5 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
         with interruption() as stop:
             line = f"coordinator of run {state.run_id} {LISTENING}{served.url}"
             if served.admin_token is not None and is_watched:
-                line += f"\n{first_start_box(state.run_id, served.url, served.admin_token)}"
+                line += f"\n{_box(state, options, served.url, served.admin_token)}"
             await serve_until(stop, line)

@@ -47,7 +47,7 @@ def up(
     no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Do not kill a client, and start none late.")] = False,
     timeout_s: Annotated[
         float, typer.Option("--timeout", min=1, help="Seconds after which the run counts as failed.")
-    ] = 600.0,
+    ] = 1800.0,
 ) -> None:
     """Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."""
     demo_of(trainer)

@@ -26,6 +26,7 @@ from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.locations import parse_location
 from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.readable_run import ServedRun
 from epochal.tools.checkpoints.run_address import (
@@ -119,8 +120,8 @@ def _as_json(found: EvaluatedReplica) -> str:
 
 
 def _as_text(found: EvaluatedReplica) -> str:
-    loss = "no token to predict" if found.loss is None else f"loss {found.loss:.4f} nats per token"
+    loss = "nothing to predict" if found.loss is None else f"loss {found.loss:.4g} nats per {found.predicted}"
     of = "" if found.split is None else f", {found.split}"
     recorded = f"; recorded as {found.name}" if found.recorded else ""
-    data = f"{found.samples} samples, {found.tokens} tokens{of}"
+    data = f"{counted(found.samples, 'sample')}, {counted(found.tokens, found.predicted)}{of}"
     return f"{found.run_id}, replica {found.step}: {loss} ({data}){recorded}"

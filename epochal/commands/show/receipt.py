@@ -14,6 +14,7 @@ from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted
 from epochal.state.errors import InvalidDocument, InvalidInput
 from epochal.state.messages.receipts import Receipt, check_receipt
 from epochal.state.wire import canonical_json, parse_document
@@ -88,7 +89,10 @@ def _show(receipt: Receipt) -> None:
     issued = datetime.fromtimestamp(receipt.issued_s, UTC).isoformat(timespec="seconds")
     steps = "" if receipt.first_step is None else f", from step {receipt.first_step} to {receipt.last_step}"
     typer.echo(f"run {visible(receipt.run_id)}, client {receipt.client_id}, as of step {receipt.step}, {issued}")
-    typer.echo(f"{receipt.rounds:,} results applied{steps}: {receipt.batches:,} batches, {receipt.tokens:,} tokens")
+    typer.echo(
+        f"{counted(receipt.rounds, 'result')} applied{steps}: {counted(receipt.batches, 'batch', 'batches')}, "
+        f"{counted(receipt.tokens, 'token')}"
+    )
     typer.echo(f"as they counted, with their factors: {receipt.weighed_tokens:,.0f} tokens")
     if receipt.compacted_segments:
         typer.echo(

@@ -20,6 +20,7 @@ from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
+from epochal.state.amounts import counted
 from epochal.state.blob_checks import layout_of
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InvalidResult, Refused, SpoolFull
@@ -91,7 +92,7 @@ class SliceMaker:
         count = await while_leased(lease, self._made(leased, self._layout, lease.is_over))
         if count is not None:
             place = f"tensors {leased.first} to {leased.stop - 1} of {len(self._layout.entries)}"
-            self._say(f"update of step {leased.step}, {place}: the mean of {count} results")
+            self._say(f"update of step {leased.step}, {place}: the mean of {counted(count, 'result')}")
 
     async def _made(self, leased: LeasedSlice, layout: TensorLayout, is_over: threading.Event) -> int:
         """Make and deliver a slice; return the number of results in it.

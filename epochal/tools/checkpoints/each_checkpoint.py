@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from epochal.cli.durations import shown_duration
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import CheckpointRef
@@ -51,22 +52,39 @@ async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, s
     """
     backoff = policy.begin()
     view: RunView | None = None
-    done = -1
+    done, waits = -1, False
     while view is None or not view.is_finished or _newest_step(view) > done:
         try:
-            view = await (run.now() if view is None else run.news(view))
+            if view is None:
+                view = await run.now()
+                if not view.is_finished:
+                    say(_next_due(view))
+            else:
+                view = await run.news(view)
             for reference in view.checkpoints if done >= 0 else view.checkpoints[-1:]:
                 if reference.step > done:
                     await take(view, reference)
                     done = reference.step
             backoff.reset()
+            waits = False
         except (*PASSING, Refused) as error:
             if isinstance(error, Refused) and error.kind.retry is not Retry.LATER:
                 if error.kind is not Refusal.NOT_FOUND:
                     raise
                 continue  # newer checkpoints have been made meanwhile
-            say(f"waiting: {error}")
+            if not waits:
+                say(f"waiting: {error}; trying again for up to {policy.bound_s:.0f} s")
+            waits = True
             await backoff.wait(error)
+
+
+def _next_due(view: RunView) -> str:
+    """Return when a run's next checkpoint is made."""
+    config, newest = view.state.config, max(0, _newest_step(view))
+    at_the_end = f"at the end of the epoch, after {shown_duration(config.epoch_time)} at the latest"
+    if not config.checkpoint_every:
+        return f"the next checkpoint is due {at_the_end} (config.checkpoint_every is 0)"
+    return f"the next checkpoint is due after step {newest + config.checkpoint_every}, or {at_the_end}"
 
 
 def _checkpoint(view: RunView, step: int | None) -> CheckpointRef:

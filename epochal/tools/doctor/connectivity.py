@@ -11,15 +11,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from epochal import __version__
+from epochal.cli.durations import shown_duration
 from epochal.coordinator_client.wrong_address import mistake_in
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.http.http_client import check_url, open_client, reason_of
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import counted, shown_bytes
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
 from epochal.state.shown.join_guide import TORCH, JoinGuide
 from epochal.state.wire import parse_document
-from epochal.tools.doctor.local_machine import PACKAGE, Finding, Machine, gib
+from epochal.tools.doctor.local_machine import PACKAGE, Finding, Machine
 
 CONNECT_S = 10.0
 """Maximum time to open a connection."""
@@ -139,7 +141,7 @@ def _clock(answer: httpx.Response, trip_s: float) -> Finding:
     except (KeyError, ValueError):
         return Finding("Clock", "note", "not compared: the answer has no date")
     skew_s = time.time() - trip_s / 2 - answered_s
-    found = f"{abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the coordinator's (± 1 s)"
+    found = f"{shown_duration(abs(skew_s))} {'ahead of' if skew_s > 0 else 'behind'} the coordinator's (± 1 s)"
     if abs(skew_s) > MAX_SKEW_S:
         return Finding("Clock", "problem", found, "set this machine's clock (NTP), or the coordinator's")
     return Finding("Clock", "ok", found)
@@ -190,18 +192,19 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
     on_gpu = guide.trainer == TORCH and machine.gpu_bytes is not None
     free = machine.gpu_bytes if on_gpu else machine.memory_bytes
     place = "on the GPU" if on_gpu else "of memory"
-    found = f"{room.parameter_count:,} parameters: {gib(room.trainer_bytes)} {place} and room for activations"
+    found = f"{room.parameter_count:,} parameters: {shown_bytes(room.trainer_bytes)} {place} and room for activations"
     if free is not None and free < room.trainer_bytes:
         advice = "use a larger machine, or --mesh"
-        yield Finding("Run's model", "problem", f"{found}; {gib(free)} are free", advice, "does-not-fit")
+        yield Finding("Run's model", "problem", f"{found}; {shown_bytes(free)} are free", advice, "does-not-fit")
     else:
         yield Finding("Run's model", "ok", found)
-    found = f"{gib(room.spool_bytes)} of temporary files with {room.clients} client{'' if room.clients == 1 else 's'}"
+    found = f"{shown_bytes(room.spool_bytes)} of temporary files with {counted(room.clients, 'client')}"
     if machine.spool_bytes < room.spool_bytes:
-        advice = f"{gib(machine.spool_bytes)} are free in {machine.spool}: name a folder on another disk with --spool"
+        free = machine.spool_bytes
+        advice = f"{shown_bytes(free)} are free in {machine.spool}: name a folder on another disk with --spool"
         yield Finding("Run's disk", "problem", found, advice, "spool-full")
     else:
-        yield Finding("Run's disk", "ok", f"{found}; a newcomer downloads {gib(room.download_bytes)}")
+        yield Finding("Run's disk", "ok", f"{found}; a newcomer downloads {shown_bytes(room.download_bytes)}")
 
 
 async def _data(http: httpx.AsyncClient, guide: JoinGuide, reach: Reach | None) -> AsyncIterator[Finding]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from epochal import __version__
 from epochal.runtime.visible_text import visible
+from epochal.state.amounts import shown_bytes
 from epochal.state.errors import EpochalError
 from epochal.state.merging import OuterStep, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, replica_digest
@@ -64,11 +65,6 @@ class Finding:
     found: str
     advice: str = ""
     kind: str = ""
-
-
-def gib(size_bytes: float) -> str:
-    """Return a size in GiB, for people; small ones in MiB."""
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:.1f} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +169,7 @@ def _gpu_of_torch() -> tuple[int | None, Finding]:
             return None, Finding("GPU", "ok", f"Apple GPU (mps), torch {told['torch']}")
         return None, Finding("GPU", "note", f"torch {told['torch']} finds none", "clients train on the processor")
     shown = "; ".join(
-        f"{visible(name)}, {gib(free)} of {gib(total)} free{'' if has_bf16 else ', no bf16'}"
+        f"{visible(name)}, {shown_bytes(free)} of {shown_bytes(total)} free{'' if has_bf16 else ', no bf16'}"
         for name, free, total, has_bf16 in devices
     )
     return max(free for _, free, _, _ in devices), Finding("GPU", "ok", f"{shown}, torch {told['torch']}")
@@ -208,11 +204,11 @@ def available_memory() -> int | None:
 def _memory(available: int | None) -> Finding:
     if available is None:
         return Finding("Memory", "note", "this system does not report how much is free")
-    return Finding("Memory", "ok", f"{gib(available)} free, {os.cpu_count() or 1} processors")
+    return Finding("Memory", "ok", f"{shown_bytes(available)} free, {os.cpu_count() or 1} processors")
 
 
 def _disk(spool: Path, free_bytes: int) -> Finding:
-    found = f"{gib(free_bytes)} free in {spool}, for a client's temporary files"
+    found = f"{shown_bytes(free_bytes)} free in {spool}, for a client's temporary files"
     if free_bytes < LEAST_DISK_BYTES:
         advice = "make room, or name a folder on another disk with --spool"
         return Finding("Disk", "note", found, advice, "spool-full")

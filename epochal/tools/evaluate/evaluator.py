@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.amounts import counted
+from epochal.state.config.model_table import Architecture
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.messages.evaluation_reports import EVALUATION_NAME_ALLOWED, EVALUATION_NAME_PATTERN, EvaluationReport
@@ -30,6 +32,7 @@ class EvaluatedReplica:
     Attributes:
         split: the data's split; None where they have none.
         loss: in nats per predicted token; None if no token is predicted.
+        predicted: what is predicted: `token`, or `target` by a model of one's own.
         name: under which it is, or would be, in the run's history.
         recorded: whether it is in the run's history.
     """
@@ -41,6 +44,7 @@ class EvaluatedReplica:
     samples: int
     tokens: int
     loss: float | None
+    predicted: str
     data_fingerprint: str
     recorded: bool
 
@@ -103,7 +107,8 @@ class Evaluator:
         """
         await follow_checkpoints(self._run, self._follow_one, policy, self._options.say)
         if self._failures:
-            raise TrainerFailed(f"{len(self._failures)} checkpoints were not evaluated; {self._failures[0].message}")
+            failed = counted(len(self._failures), "checkpoint")
+            raise TrainerFailed(f"{failed} not evaluated; {self._failures[0].message}")
 
     async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
         losses = await self._losses_of(view)
@@ -159,6 +164,7 @@ class Evaluator:
             samples=data.samples,
             tokens=tokens,
             loss=float(loss.nats) / tokens if tokens else None,
+            predicted="target" if view.spec.architecture is Architecture.CUSTOM else "token",
             data_fingerprint=data.fingerprint,
             recorded=False,
         )

@@ -101,6 +101,6 @@ def _source_of(view: RunView) -> ModelSource | str:
     if path.is_absolute() or not path.is_dir() or source.config() == view.spec.hf:
         return source
     return (
-        f"no tokenizer: {path.absolute()} is not the run's model; `checkpoint` names {path} in the folder where the "
+        f"no tokenizer: {path.absolute()} differs from the run's model; `checkpoint` names {path} where its "
         "coordinator was started; --tokenizer names it"
     )

@@ -92,7 +92,7 @@ run_id = {_value(run_id)}
 [config]
 warmup_time = {config["warmup_time"]:g}                       # seconds: a newcomer downloads the model in them
 cooldown_time = {config["cooldown_time"]:g}                     # a client uploads a checkpoint in them
-epoch_time = {config["epoch_time"]:g}                      # no round begins after them: a checkpoint as often
+epoch_time = {config["epoch_time"]:g}                      # seconds; then the epoch ends with a checkpoint
 max_round_train_time = {config["max_round_train_time"]:g}              # training and upload of a round
 round_witness_time = {config["round_witness_time"]:g}                # messages of witnesses
 waiting_for_members_extra_time = 3

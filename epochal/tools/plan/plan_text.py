@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
+from epochal.state.amounts import counted, shown_bytes
 from epochal.state.round_model import PARTS
 from epochal.tools.plan.plans import GroupPlan, Plan
-from epochal.tools.plan.timers import shown_bytes, shown_s
+from epochal.tools.plan.timers import shown_s
 from epochal.tools.quality import shown_loss, source
 
 LEFT = 22
@@ -44,7 +45,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     sizes = plan.sizes
     result, checkpoint = shown_bytes(sizes.result_bytes), shown_bytes(sizes.checkpoint_bytes)
     yield _row("model", f"{sizes.parameter_count:,} parameters: a result of {result}, a checkpoint of {checkpoint}")
-    clients = f"{plan.client_count:,} client{'' if plan.client_count == 1 else 's'}"
+    clients = counted(plan.client_count, "client")
     if 0 < plan.played_count < plan.client_count:
         clients += f" ({plan.played_count} are played, each for those that are alike)"
     yield _row("clients", clients)
@@ -105,8 +106,8 @@ def _machines(plan: Plan) -> Iterator[str]:
 
 def _end(plan: Plan) -> Iterator[str]:
     yield ""
-    between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} from one to the next"
-    epochs = "1 epoch" if plan.epochs == 1 else f"{plan.epochs:,} epochs"
+    between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} between two"
+    epochs = counted(plan.epochs, "epoch")
     yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round")
 
 

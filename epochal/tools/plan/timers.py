@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
+from epochal.state.amounts import shown_bytes
 from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Links, RunSizes
 from epochal.tools.plan.scenario import parse_clients
@@ -152,11 +153,3 @@ def _proposed(needed_s: float) -> int:
     seconds = max(1, -int(-needed_s * SPARE // 1))
     digit = 10 ** max(0, len(str(seconds)) - 2)
     return int(-(-seconds // digit) * digit)
-
-
-def shown_bytes(size_bytes: float) -> str:
-    """Return a number of bytes in words."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:,.{3 if size_bytes < 1000 * factor else 6}g} {unit}"
-    return f"{size_bytes:,.0f} bytes"

@@ -244,7 +244,9 @@ class _Job:
         for message in [*encoded.bad, *filter(None, [portion.bad])]:
             if not self._options.skip_bad:
                 self._commit()  # with --skip-bad it continues from here
-                raise InvalidInput(f"{message}. Nothing was published; --skip-bad skips what is bad, and names it")
+                raise InvalidInput(
+                    f"{message}. Nothing was written; --skip-bad leaves such documents out and lists them"
+                )
             counts.bad += 1
             if len(counts.named) < MAX_NAMED:
                 counts.named.append(message)

@@ -82,6 +82,10 @@ class Preparation:
         found: int = self.content["seq_len"]
         return found
 
+    def tokens(self, split: str) -> int:
+        """Return the number of tokens of a split."""
+        return sum(self.shards.get(split, {}).values())
+
     def samples(self, split: str) -> int:
         """Return the number of whole samples of a split: of conversations, its rows."""
         if self.is_chat:

@@ -19,6 +19,7 @@ from epochal.runtime.merging.merger import Merger
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker, WorkerThread
+from epochal.state.amounts import counted
 from epochal.state.errors import (
     DataError,
     EpochalError,
@@ -97,7 +98,7 @@ class ReplayWorker:
             largest = max(report.distances)
             self._say(
                 f"{report.result_class} by {report.replay_class}: {len(report.distances)} repetitions of "
-                f"{report.local_steps} local steps, largest excess distance {largest:.4f}"
+                f"{counted(report.local_steps, 'local step')}, largest excess distance {largest:.4f}"
             )
             await self._requests.repeated(self._client.report_calibration, report)
 

@@ -162,7 +162,7 @@ def test_inspect_shows_the_shares_of_a_mix(tmp_path: Path) -> None:
 def test_manifest_is_written_and_verified(tmp_path: Path) -> None:
     write_text(tmp_path)
     data("manifest", tmp_path).expect(0)
-    data("verify", tmp_path).expect(0, "1 files match the manifest")
+    data("verify", tmp_path).expect(0, "the manifest matches 1 file")
 
 
 def test_manifest_written_anew_keeps_what_is_known_of_the_tokenizer(tmp_path: Path) -> None:

@@ -235,7 +235,7 @@ async def test_follow_exports_every_new_checkpoint_and_keeps_the_last(tmp_path: 
     said = await followed(run, options(tmp_path, keep=2))
     assert names_of(tmp_path) == [step_name(3), step_name(4)]
     assert [line.partition(":")[0] for line in said] == [
-        "waiting",
+        "the next checkpoint is due at the end of the epoch, after 10 m at the latest (config.checkpoint_every is 0)",
         "waiting",
         *(f"test-run, replica {step}" for step in (2, 3, 4)),
     ]

@@ -59,9 +59,7 @@ def test_relative_folder_gives_its_tokenizer_only_if_it_is_the_runs_model(
     os.chdir(model_folder(tmp_path / "elsewhere" / "m", '{"model_type": "gpt2"}').parent)
     other = find_tokenizer(view, None)
     assert other.files == {}
-    assert (
-        "m is not the run's model; `checkpoint` names m in the folder where the coordinator was started" in other.said
-    )
+    assert "m differs from the run's model; `checkpoint` names m where its coordinator was started" in other.said
 
 
 def test_tokenizer_of_a_full_path_or_of_the_option_is_taken_and_named(tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_what_is_bad_can_be_skipped_on_the_way(tmp_path: Path) -> None:
     write_records(texts / "a.jsonl", ["fine"] * 20)
     (texts / "b.jsonl").write_text('{"text": "before"}\nbad\n{"text": "after"}\n')
     (texts / "c.txt.gz").write_bytes(gzip.compress(b"cut")[:-4])
-    with pytest.raises(InvalidInput, match=r"b\.jsonl, line 2: not JSON.*Nothing was published"):
+    with pytest.raises(InvalidInput, match=r"b\.jsonl, line 2: not JSON.*Nothing was written"):
         prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, workers=1))
     assert os.listdir(tmp_path / "data") == [WORKING]
     made = prepare([texts], "bytes", tmp_path / "data", PrepareOptions(seq_len=16, skip_bad=True, workers=1))

@@ -126,7 +126,7 @@ def test_the_command_says_what_it_made_and_the_run_can_start(source: Path, made:
     )
     ran.expect(0, "in 1 file", "repeats, dropped: 10", f"epochal coordinator {made}/state.toml\n", "--split validation")
     run_main("check", str(made / "state.toml")).expect(0, "is valid")
-    run_main("data", "verify", str(made / "train")).expect(0, "1 files match the manifest")
+    run_main("data", "verify", str(made / "train")).expect(0, "the manifest matches 1 file")
     shown = run_main("data", "inspect", "--state", str(made / "state.toml"))
     shown.expect(0, "masked  User: What is", "learnt  ")
 

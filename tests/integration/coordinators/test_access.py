@@ -62,6 +62,12 @@ async def test_run_over_tls_is_joined_with_its_authority_and_not_without(tmp_pat
         (await run.command("status", run.url)).expect(2)
         (await run.command("status", run.url, "--tls-ca", str(certificate))).expect(0)
         (await run.command("status", run.url, "--tls-ca", str(key))).expect(2)
+        audit = ("audit", run.store, "--record", "--admin-token", run.admin_token)
+        (await run.command(*audit)).expect(2, "self-signed certificate", "--tls-ca")
+        recorded = await run.command(*audit, "--tls-ca", str(certificate))
+        assert (recorded.code, "recorded in the run's history" in recorded.err) == (0, True), recorded.err
+        listed = await run.command("runs", str(tmp_path / "run"))
+        listed.expect(0, "test-run: version ", f"served at {run.url}")
 
 
 async def test_data_server_trusts_its_own_coordinator_under_any_name(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_quarantine_is_told_with_the_newest_reason_as_text() -> None:
     found = told(
         before.with_parts(replace(before.work, quarantined=(Suspect(BatchId(4, 5), (), "bad \x1b[31m<b>\n"),)))
     )
-    assert found["quarantine"].startswith("2 batches are in quarantine; the newest are ")
+    assert found["quarantine"].startswith("2 batches in quarantine; the newest are ")
     assert "\x1b" not in found["quarantine"]
     assert "\n" not in found["quarantine"]
 

@@ -1,10 +1,14 @@
 """Where Epochal is installed from is said in the same words everywhere."""
 
+import tomllib
+
 import pytest
 
 from docs.page_blocks import ROOT
 from epochal.coordinator.page.page_words import words_module
-from epochal.state.shown.installing import INSTALL_NOTE
+from epochal.state.shown.installing import INDEX_URL, INSTALL_NOTE, SOURCE_URL, install_note
+
+PLACES = {"Source": SOURCE_URL, "Index": INDEX_URL}
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/start.md"])
@@ -19,3 +23,24 @@ def test_tutorial_leads_to_that_place(page: str) -> None:
 
 def test_page_of_a_run_says_it_too() -> None:
     assert INSTALL_NOTE.replace("`", "") in words_module()
+
+
+def test_package_names_the_places_that_exist() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project.get("urls", {}) == {name: url for name, url in PLACES.items() if url is not None}
+
+
+@pytest.mark.parametrize(
+    ("index", "source", "command"),
+    [
+        (
+            "https://index.example",
+            "https://git.example/e",
+            "pip install --extra-index-url https://index.example epochal",
+        ),
+        (None, "https://git.example/e", "pip install 'epochal @ git+https://git.example/e'"),
+        (None, None, "pip install '.[torch]'"),
+    ],
+)
+def test_best_place_that_exists_is_named(index: str | None, source: str | None, command: str) -> None:
+    assert f"`{command}`" in install_note(index, source)

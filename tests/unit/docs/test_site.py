@@ -1,5 +1,6 @@
 """The site: every page has a place, and a reader needs no other host."""
 
+import json
 import os
 import re
 import subprocess
@@ -47,6 +48,21 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_site_is_built_with_every_link_checked(site: Path) -> None:
     assert (site / "index.html").exists()
     assert (site / "changelog.html").exists()
+
+
+@pytest.mark.parametrize(
+    "words", ["windows", "out memory", "learning rate", "validation loss", "expired invitation", "mix"]
+)
+def test_words_of_a_search_are_in_a_title_that_is_found_first(site: Path, words: str) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    first = [entry["title"].lower() for entry in entries if entry.get("boost", 1) >= 1]
+    assert any(all(word in title for word in words.split()) for title in first)
+
+
+def test_benchmarks_and_reference_are_found_last(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
+    last = {entry["location"].partition(".html")[0] for entry in entries if entry.get("boost", 1) < 1}
+    assert last == {path.stem for path in (ROOT / "docs").glob("benchmarks*.md")} | {"changelog", "reference"}
 
 
 def test_page_of_the_site_fetches_nothing_from_another_host(site: Path) -> None:

@@ -22,9 +22,9 @@ OTHER_PROGRAM = re.compile(
 """How a span of another program's command begins."""
 OF_OTHER_PROGRAMS = {
     "--replicas", "--long", "--query-gpu", "--query-compute-apps", "--format", "--logdir", "--line", "--faint",
-    "--user", "--now", "--no-pager", "--check", "--quiet",
+    "--user", "--now", "--no-pager", "--check", "--quiet", "--extra-index-url",
 }  # fmt: skip
-"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum; custom properties."""
+"""Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum, pip; custom properties."""
 
 
 def commands() -> Iterator[tuple[str, set[str]]]:

@@ -16,7 +16,7 @@ DATA = JoinData("server", ("127.0.0.1:39405",), 1, own=False, loopback=True, ins
 GUIDE = JoinGuide("run", "0.1", "invitations", "torch", False, (), None, DATA, None, None)
 URL = "https://a.example:8000"
 MADE = MadeInvitation(Sha256("0f" * 32), "code-1", 2, None)
-COMMAND = f"epochal client {URL} --key me.key --new-key --name NAME"
+COMMAND = f"epochal client {URL} --key me.key --new-key"
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,9 @@ COMMAND = f"epochal client {URL} --key me.key --new-key --name NAME"
     ],
 )
 def test_told_command_has_what_a_member_must_say(guide: JoinGuide, tls_ca: Path | None, rest: str) -> None:
-    command = told(MADE, guide, URL, tls_ca).splitlines()[-1].strip()
+    *_, revoking, _, command = (line.strip() for line in told(MADE, guide, URL, tls_ca).splitlines())
+    assert parsed_command(shlex.split(revoking.partition("epochal ")[2]))[0] == "invite"
+    assert (f"--tls-ca {tls_ca}" in revoking) == (tls_ca is not None)
     assert command == f"{COMMAND} {rest}"
     name, _ = parsed_command(shlex.split(command)[1:])
     assert name == "client"

@@ -85,14 +85,47 @@ def test_round_at_a_terminal_is_a_sentence_without_digests() -> None:
 
 def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
     line = TextFormatter(for_people=True).format(
-        record("operator_acted", with_={"replica_digest": "4c10" * 16}, expires_s=1795552358.4865272, rest_s=1 / 3)
+        record("something", with_={"replica_digest": "4c10" * 16}, expires_s=1795552358.4865272, rest_s=1 / 3)
     )
     assert line.endswith("with_={'replica_digest': '4c104c104c10…'} expires_s=1795552358 rest_s=0.3333")
 
 
 @pytest.mark.parametrize(
+    ("name", "fields", "sentence"),
+    [
+        (
+            "operator_acted",
+            {"action": "genesis", "with": {"step": 0, "replica_digest": "4c10" * 16}},
+            "the run starts from the model of step 0",
+        ),
+        ("operator_acted", {"action": "pause", "with": {}}, "the operator: pause"),
+        (
+            "operator_acted",
+            {"action": "eject", "with": {"client_id": "ab" * 16}},
+            "the operator: eject (client_id abababababab…)",
+        ),
+        ("phase_changed", {"before": "Warmup", "after": "RoundTrain", "reason": "why"}, "Warmup → RoundTrain: why"),
+        ("dataset opened", {"sequences": 2000, "files": 1, "fingerprint": "f" * 64}, "data: 2,000 samples in 1 file"),
+    ],
+)
+def test_what_happened_is_a_sentence_at_a_terminal(name: str, fields: dict[str, Any], sentence: str) -> None:
+    made = record(name, **fields)
+    assert ForPeople().filter(made)
+    assert TextFormatter(for_people=True).format(made)[9:] == sentence
+
+
+def test_servers_own_lines_are_left_out_at_a_terminal_but_for_warnings() -> None:
+    made = record("Started server process [8093]")
+    made.name = "uvicorn.error"
+    assert not ForPeople().filter(made)
+    made.levelno = logging.WARNING
+    assert ForPeople().filter(made)
+
+
+@pytest.mark.parametrize(
     ("name", "fields", "is_shown"),
     [
+        ("first_checkpoint_made", {"step": 0}, False),
         ("attested", {"step": 1}, False),
         ("replica_held", {"origin": "outcome"}, False),
         ("replica_held", {"origin": "checkpoint"}, True),
@@ -147,3 +180,6 @@ def test_box_of_a_first_start_has_what_its_operator_needs() -> None:
     ):
         assert text in box
     assert len({len(line) for line in box.splitlines()}) == 1
+    assert "epochal invite URL (prints their command)" in first_start_box("shared", "URL", "token", invites=True)
+    box = first_start_box("shared", "URL", "token", tls_ca="a cert.pem")
+    assert box.count("URL --tls-ca 'a cert.pem'") == 2, "for members and for the operator"

@@ -8,7 +8,7 @@ import pytest
 
 from epochal import __version__
 from epochal.cli.lazy import command_function, command_name
-from epochal.cli.main import ACCESS_COMMANDS, COMMANDS, DATA_COMMANDS, KEY_COMMANDS, QUARANTINE_COMMANDS
+from epochal.cli.main import ACCESS_COMMANDS, COMMANDS, DATA_COMMANDS, KEY_COMMANDS, OTHER_WORDS, QUARANTINE_COMMANDS
 from tests.support.drive.cli import heavy_imports_of, run_main
 from tests.support.thinned import thinned
 
@@ -68,6 +68,20 @@ def test_help_keeps_what_stands_in_brackets() -> None:
 
 def test_misspelt_command_is_answered_with_the_nearest() -> None:
     run_main("aduit").expect(2, "Did you mean 'audit'?")
+
+
+@pytest.mark.parametrize("word", OTHER_WORDS)
+def test_other_word_for_a_command_is_answered_with_the_command(word: str) -> None:
+    run_main(word).expect(2, f"there is no command '{word}'; did you mean `epochal {OTHER_WORDS[word]}`?")
+    assert word not in map(command_name, COMMANDS)
+    assert OTHER_WORDS[word].partition(" ")[0] in map(command_name, COMMANDS)
+
+
+@pytest.mark.parametrize("alone", [(), ("data",)])
+def test_nothing_asked_for_is_answered_with_the_help_alone(alone: tuple[str, ...]) -> None:
+    ran = run_main(*alone)
+    assert "Usage" in ran.out + ran.err
+    assert "epochal explain" not in ran.err
 
 
 def test_version_is_shown() -> None:

@@ -115,7 +115,7 @@ def test_many_awaited_clients_are_counted() -> None:
         (Situation(RunState.UNINITIALIZED), "waits for its coordinator to start"),
         (
             Situation(RunState.ROUND_TRAIN, problem="no space"),
-            "waits until the coordinator can keep something again: no",
+            "waits for its coordinator's disk or database, and continues by itself after that: no",
         ),
         (Situation(RunState.ROUND_TRAIN, hold="1 rests", awaited=("a",), awaited_count=1), "waits for the result of a"),
         (Situation(RunState.WARMUP, hold="1 rests"), "waits for members that rest: 1 rests"),

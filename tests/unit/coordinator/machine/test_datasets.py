@@ -51,7 +51,7 @@ def test_first_client_with_other_data_does_not_decide_for_two_others() -> None:
     waits = _disagreement(driver, client(1))
     assert waits is not None
     assert (waits.kind, waits.context) == ("data-undecided", {"expected": "right"})
-    assert "2 members have other data" in waits.message
+    assert "2 members with other data" in waits.message
 
 
 def test_members_with_different_data_wait_for_a_majority_in_warmup() -> None:

@@ -87,7 +87,7 @@ def test_access_by_keys_and_by_invitation_refuses_everyone_else() -> None:
     invited = Driver(state_file(access__mode="invitations", access__invitations=[code]))
     with pytest.raises(Refused, match="none was given"):
         invited.join(1)
-    with pytest.raises(Refused, match="the one given is not among"):
+    with pytest.raises(Refused, match="this invitation is not among"):
         invited.join(1, invitation_sha256=digest_of("a guess"))
     invited.join(1, invitation_sha256=code)
     invited.join(1)

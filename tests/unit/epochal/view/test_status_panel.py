@@ -99,6 +99,14 @@ def test_status_shows_the_batches_that_failed_and_why() -> None:
     assert status_line(status).endswith("quarantined 557")
 
 
+def test_short_names_stay_on_one_line_on_a_narrow_terminal() -> None:
+    status = status_of(2, 2.5)
+    named = tuple(replace(member, name=name) for member, name in zip(status.members, ("slowlink", "lab"), strict=True))
+    console = Console(file=StringIO(), width=80, record=True)
+    console.print(status_panel(replace(status, members=named)))
+    assert "slowlink" in console.export_text()
+
+
 def test_status_shows_each_evaluation_s_newest_replica() -> None:
     found = tuple(
         Evaluation(name, step, loss, 12345, 10, Sha256("ab" * 32), recorded_s=1.8e9)

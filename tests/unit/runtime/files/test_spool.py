@@ -148,7 +148,7 @@ def test_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 def test_room_for_a_round_is_checked_against_bound_and_disk(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=1000)
     spool.check_room(1000, "a round")
-    with pytest.raises(SpoolFull, match=r"a round needs 1001 bytes of spool; .*spool_bytes is 1000"):
+    with pytest.raises(SpoolFull, match=r"a round needs 1 KB of spool; .*spool_bytes is 1000; allowed: at least 1001"):
         spool.check_room(1001, "a round")
     with pytest.raises(SpoolFull, match=r"a round needs .* the disk of .* has .*--spool"):
         Spool(tmp_path).check_room(2**60, "a round")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from epochal.runtime.http.certificate_names import dialled_host, names_in
+from epochal.runtime.http.certificate_names import dialled_host, is_self_signed, names_in
 from epochal.runtime.http.http_server import Endpoint
-from tests.support.servers.certificates import self_signed
+from tests.support.servers.certificates import issued, self_signed
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,8 @@ def test_server_of_every_address_is_reached_by_a_name_of_its_certificate(tmp_pat
     endpoint = Endpoint("0.0.0.0", 0, certificate, key)
     with endpoint.bind() as listener:
         assert endpoint.url_of(listener) == f"https://{name}:{listener.getsockname()[1]}"
+
+
+def test_certificate_of_an_authority_is_not_its_own(tmp_path: Path) -> None:
+    assert is_self_signed(self_signed(tmp_path)[0])
+    assert not is_self_signed(issued(tmp_path, x509.DNSName("coordinator.example"))[0])

@@ -120,6 +120,7 @@ async def test_http_where_a_server_hangs_up_asks_for_https() -> None:
         error = await error_at(url)
     assert user_mistake(error, url) is None, "it may as well be starting"
     assert reason_of(error, url).endswith("(does it serve https:// there?)")
+    assert "https" not in reason_of(error, url, has_answered=True)
 
 
 def test_certificate_that_is_not_trusted_is_the_users_mistake() -> None:

@@ -8,7 +8,7 @@ import pytest
 from epochal.state.round_model import Links
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.plan.sizes import sizes_of
-from epochal.tools.plan.timers import TimerNote, modest_clients, shown_bytes, timer_notes
+from epochal.tools.plan.timers import TimerNote, modest_clients, timer_notes
 from tests.support.data.states import state_file
 
 ROOMY = {
@@ -75,10 +75,3 @@ def test_modest_clients_train_in_no_time() -> None:
     assert group.count == 5
     sizes = replace(sizes_of(state, PARAMETERS), tokens_per_batch=10**12)
     assert timer_notes(state, sizes, [group], Links()) == ()
-
-
-@pytest.mark.parametrize(
-    ("size", "text"), [(12, "12 bytes"), (1500, "1.5 KB"), (63_938_000, "63.9 MB"), (4.03e9, "4.03 GB")]
-)
-def test_bytes_are_shown_in_words(size: float, text: str) -> None:
-    assert shown_bytes(size) == text

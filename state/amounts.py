@@ -1,0 +1,20 @@
+"""Numbers with their nouns and units, as people read them: one function each."""
+
+
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun: "1 batch", "2,000 batches".
+
+    Args:
+        count: the number.
+        noun: of one.
+        plural: of any other number; "" for the noun with an "s".
+    """
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
+def shown_bytes(size_bytes: float) -> str:
+    """Return a number of bytes with three digits, in powers of a thousand."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:,.{3 if size_bytes < 1000 * factor else 6}g} {unit}"
+    return f"{size_bytes:,.0f} byte{'' if round(size_bytes) == 1 else 's'}"
