@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from epochal.state.amounts import counted
+from epochal.state.text.amounts import counted
 
 MAX_NAME_CHARS = 200
 MAX_TOKEN = 2**32 - 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from docs import named_kinds, page_blocks
 from docs.pictures import pictures
-from epochal.state.amounts import counted
+from epochal.state.text.amounts import counted
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:|mailto:)([^)\s]+)\)")

@@ -30,8 +30,8 @@ Context is in attributes, so that a shell logs it as fields and maps it to a sta
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from epochal.state.amounts import counted
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import counted
 
 FailureKind = Literal["unavailable", "corrupt", "out_of_range", "rejected", "trainer", "not_finite"]
 """Why a client could not take a round's step, in its report: a data error's kind, the trainer, or a loss, a gradient or

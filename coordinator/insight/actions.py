@@ -12,11 +12,11 @@ from epochal.coordinator.machine.stimuli import (
     KeyAdmitted,
     KeyRemoved,
 )
-from epochal.state.amounts import counted
 from epochal.state.config.changes import runtime_changes
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import BatchId
 from epochal.state.shown.operator_actions import MAX_ARGUMENT_CHARS, ActionArgument
+from epochal.state.text.amounts import counted
 
 _SHOWN_BATCHES = 8
 _SHOWN_CHANGES = 8

@@ -12,11 +12,11 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.run_work import RunWork
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import DataFingerprintSet
-from epochal.state.amounts import counted
 from epochal.state.dataset_descriptions import DatasetDescription, dataset_difference
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import DataDecision, DatasetView, ReadyReport
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import counted
 
 
 def check_dataset(data: AgreedData, work: RunWork, in_file: str | None, report: ReadyReport) -> None:

@@ -22,13 +22,13 @@ from epochal.coordinator.machine.round_conduct import with_conduct
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.machine.work import promised_after
-from epochal.state.amounts import counted
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, data_index_count, subtract, total_batches
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import counted
 from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
 from epochal.state.wire import Blake3, ClientId, Seed
 

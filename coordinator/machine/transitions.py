@@ -19,11 +19,11 @@ from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_pace import RunPace
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
-from epochal.state.amounts import counted
 from epochal.state.config.state_file import Access
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import RunState
 from epochal.state.shown.tries import shown_step
+from epochal.state.text.amounts import counted
 from epochal.state.wire import ClientId, Seed
 
 DRAIN_ROUNDS = 3

@@ -13,9 +13,9 @@ from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided
 from epochal.coordinator.machine.journal_records import JournalRecord
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import EvaluationReported
-from epochal.state.amounts import counted
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
+from epochal.state.text.amounts import counted
 from epochal.state.wire import Blake3, Sha256, document_digest, sha256_hex
 
 RECORD_CHAIN_START = sha256_hex(b"epochal/records/v1")

@@ -5,13 +5,13 @@ from typing import Self
 
 from epochal.coordinator.blobs.room import checkpoints_with_room, room_needed, rounds_with_room
 from epochal.coordinator.run.genesis import MAX_FIRST_CHECKPOINT_PERCENT
-from epochal.state.amounts import shown_bytes
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import MergeConfig, RunConfig, StateFile
 from epochal.state.model.first_model import FirstModel, first_checkpoint, model_document
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.results import result_size_bound
+from epochal.state.text.amounts import shown_bytes
 from epochal.trainers.first_parameters import model_layout
 
 FLOAT32_BYTES = 4

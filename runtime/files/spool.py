@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from epochal.runtime.files.file_room import allocate, write_at
-from epochal.state.amounts import shown_bytes
 from epochal.state.errors import SpoolFull
 from epochal.state.model.tensors import Buffer
+from epochal.state.text.amounts import shown_bytes
 from epochal.state.wire import Sha256
 
 MAX_IN_MEMORY_BYTES = 64 * 1024

@@ -1,7 +1,7 @@
 """Sentences on the verification of a run's results, the same in a terminal and on the page."""
 
-from epochal.state.amounts import counted
 from epochal.state.messages.verification_views import ClassDistances, VerificationView
+from epochal.state.text.amounts import counted
 
 NOT_VERIFIED = "Results are not computed again by anybody: the state file has no [verify]."
 NO_VERIFIER = (

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from epochal.state.amounts import counted
 from epochal.state.phase_names import ROUND_PHASES
+from epochal.state.text.amounts import counted
 
 ROUND_LINE_S = 10.0
 DIGEST_CHARS = 12

@@ -23,12 +23,12 @@ from epochal.data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.amounts import counted
 from epochal.state.config.data_location import Local, Preprocessed, Server
 from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
+from epochal.state.text.amounts import counted
 from epochal.tools.data_report import report_on, show
 from epochal.tools.prepare.text_tokenizer import BYTES_VOCABULARY
 from epochal.tools.run_inputs import (

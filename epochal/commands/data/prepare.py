@@ -11,9 +11,9 @@ import typer
 
 from epochal.cli.output.printing import say
 from epochal.runtime.long_work import BYTES, long_work
-from epochal.state.amounts import counted
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError
+from epochal.state.text.amounts import counted
 from epochal.tools.init.next_commands import next_commands
 from epochal.tools.prepare import pipeline
 from epochal.tools.prepare.pipeline import PrepareProgress

@@ -21,7 +21,7 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, coordina
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.output.printing import run_to_end
 from epochal.runtime.permissions import Permissions
-from epochal.state.amounts import counted
+from epochal.state.text.amounts import counted
 from epochal.tools.doctor.connectivity import Asked, look_at_way
 from epochal.tools.doctor.local_machine import Finding, look_at_machine
 

@@ -12,8 +12,8 @@ from epochal.cli.options.shared import JsonOption
 from epochal.cli.output.printing import say
 from epochal.coordinator.proof.backup import back_up
 from epochal.coordinator.store.open import DATABASE_SCHEMES
-from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
+from epochal.state.text.amounts import counted
 
 DATABASES = tuple((f"{scheme}:",) for scheme in DATABASE_SCHEMES)
 """First parts of a path that is the URL of a database."""

@@ -15,7 +15,6 @@ from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import revoke_invitation
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.redacted_urls import without_password
-from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import (
     MAX_INVITATION_S,
@@ -25,6 +24,7 @@ from epochal.state.messages.access_commands import (
     InvitationView,
     MadeInvitation,
 )
+from epochal.state.text.amounts import counted
 from epochal.state.wire import canonical_json
 
 if TYPE_CHECKING:  # with numpy, which this command does not need otherwise

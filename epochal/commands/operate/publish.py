@@ -8,8 +8,8 @@ import typer
 from epochal import __version__
 from epochal.cli.options.shared import JsonOption, StoreArgument
 from epochal.cli.output.printing import say
-from epochal.state.amounts import counted, shown_bytes
 from epochal.state.errors import InvalidInput
+from epochal.state.text.amounts import counted, shown_bytes
 from epochal.state.wire import canonical_json
 from epochal.tools.published_place import ALLOWED, published_files
 

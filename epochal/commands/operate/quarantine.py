@@ -9,9 +9,9 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgum
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import parse_batches
 from epochal.runtime.visible_text import visible
-from epochal.state.amounts import counted
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailedBatches
+from epochal.state.text.amounts import counted
 from epochal.state.wire import canonical_json
 
 SHOWN_ID_DIGITS = 12

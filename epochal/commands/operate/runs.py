@@ -9,7 +9,7 @@ import typer
 
 from epochal.cli.options.shared import RUNS_FOLDER, STORE_VARIABLE, JsonOption
 from epochal.coordinator.store.open import runs_in
-from epochal.state.amounts import counted, shown_bytes
+from epochal.state.text.amounts import counted, shown_bytes
 
 
 def runs(

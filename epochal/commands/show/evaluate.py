@@ -26,8 +26,8 @@ from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.locations import parse_location
 from epochal.runtime.permissions import OWNERS, Permissions
-from epochal.state.amounts import counted
 from epochal.state.errors import InvalidInput
+from epochal.state.text.amounts import counted
 from epochal.tools.checkpoints.readable_run import ServedRun
 from epochal.tools.checkpoints.run_address import (
     DEFAULT_RECONNECT_S,

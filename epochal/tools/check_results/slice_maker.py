@@ -20,7 +20,6 @@ from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
-from epochal.state.amounts import counted
 from epochal.state.blob_checks import layout_of
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InvalidResult, Refused, SpoolFull
@@ -29,6 +28,7 @@ from epochal.state.messages.slice_messages import LeasedSlice, SliceResult
 from epochal.state.model.tensors import TensorLayout, wire_bytes
 from epochal.state.refusals import Refusal
 from epochal.state.slices import Slice, decode_slice
+from epochal.state.text.amounts import counted
 from epochal.state.updates import UpdateSum, Weight
 from epochal.tools.check_results import stored_reads
 from epochal.tools.check_results.leases import POLL_S, HeldLease, NotCarriedOut, while_leased, work_by_lease

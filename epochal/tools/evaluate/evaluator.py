@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.amounts import counted
 from epochal.state.config.model_table import Architecture
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.messages.evaluation_reports import EVALUATION_NAME_ALLOWED, EVALUATION_NAME_PATTERN, EvaluationReport
+from epochal.state.text.amounts import counted
 from epochal.state.wire import Sha256
 from epochal.tools.checkpoints.checkpoint_stream import read_parameters
 from epochal.tools.checkpoints.each_checkpoint import Say, follow_checkpoints, take_checkpoint

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from epochal.state.amounts import counted, shown_bytes
 from epochal.state.round_model import PARTS
+from epochal.state.text.amounts import counted, shown_bytes
 from epochal.tools.plan.plans import GroupPlan, Plan
 from epochal.tools.plan.timers import shown_s
 from epochal.tools.quality import shown_loss, source

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
-from epochal.state.amounts import shown_bytes
 from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Links, RunSizes
+from epochal.state.text.amounts import shown_bytes
 from epochal.tools.plan.scenario import parse_clients
 
 SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")

@@ -19,7 +19,6 @@ from epochal.runtime.merging.merger import Merger
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker, WorkerThread
-from epochal.state.amounts import counted
 from epochal.state.errors import (
     DataError,
     EpochalError,
@@ -34,6 +33,7 @@ from epochal.state.merging import Diverged
 from epochal.state.messages.replay_messages import LeasedReplay, ReplayFailure, ReplayReport
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import counted
 from epochal.state.wire import Blake3, ClientId, Sha256
 from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
 from epochal.tools.replays.calibration import Calibration

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epochal.state.amounts import counted, shown_bytes
+from epochal.state.text.amounts import counted, shown_bytes
 
 
 @pytest.mark.parametrize(
