@@ -29,16 +29,18 @@ LASTS: dict[str, Any] = {
     "config__total_steps": 100_000,
     "config__init_min_clients": 2,
     "config__min_clients": 2,
-    "blobs__part_bytes": 1024,
+    "blobs__part_bytes": 2**16,
+    "model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 256},
 }
-"""The checkpoints of this run have several parts."""
+"""This run's checkpoints have several parts, and its updates lie in the bucket: the coordinator serves small ones."""
 
 
 class Overwriting:
-    """A fault: the first result that a client reads in the bucket is overwritten just before, by one of its size."""
+    """A fault: the first part of an update that a client reads in the bucket is overwritten just before, by zeros."""
 
     def __init__(self, bucket: Any) -> None:
         self._bucket = bucket
+        self._data = b""
         self.spoiled = ""
 
     def __call__(self, request: DoorRequest) -> HttpReply | None:
@@ -46,9 +48,15 @@ class Overwriting:
 
         if request.is_signed_url and request.method == "GET" and not self.spoiled:
             self.spoiled = request.path.removeprefix(f"/{BUCKET}/")
-            size_bytes = obstore.head(self._bucket, self.spoiled)["size"]
-            obstore.put(self._bucket, self.spoiled, bytes(size_bytes))
+            self._data = bytes(obstore.get(self._bucket, self.spoiled).bytes())
+            obstore.put(self._bucket, self.spoiled, bytes(len(self._data)))
         return None
+
+    def mend(self) -> None:
+        """Put the bytes back, as an operator does from a copy."""
+        import obstore
+
+        obstore.put(self._bucket, self.spoiled, self._data)
 
 
 @pytest.fixture
@@ -94,6 +102,7 @@ async def test_run_moves_to_a_bucket_with_a_checker_that_checks(
         lost = await run.until_logged(run.coordinator, "blob_lost")
         assert "was overwritten: its bytes hash to" in lost["reason"]
         assert fault.spoiled.endswith(lost["sha256"])
+        fault.mend()
         token = await checker_token_from(str(run.run_dir))
         checker = await run.children.start("checker", "checker", run.url, environment={"EPOCHAL_CHECKER_TOKEN": token})
         assert "step" in await run.line_of(checker, "result of")
