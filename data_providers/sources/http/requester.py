@@ -9,6 +9,7 @@ a time limit; messages show neither the user, password or query of a URL nor the
 import asyncio
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import aiohttp
@@ -185,7 +186,7 @@ class Requester:
         async with self._session.get(target.sent, headers=fields, proxy=proxy, allow_redirects=False) as answer:
             body = chosen(answer)
             if body is not None:
-                async for data, _ in answer.content.iter_chunks():
+                async for data in answer.content.iter_any():
                     self.received_bytes += len(data)
                     body.feed(memoryview(data))
                 body.finish()
@@ -203,6 +204,7 @@ class Requester:
         return _DEFAULT_FIELDS | given | self._headers.get(target.server, {})
 
 
+@lru_cache(MAX_KEPT_REDIRECTS)
 def without_secrets(url: str) -> str:
     """Return the URL without user, password and query, which may be secrets."""
     try:
