@@ -1,1 +1,1 @@
-"""Texts of other machines as people are shown them, and documents as tables; nothing else of `state` is needed."""
+"""Texts, documents and numbers as people are shown them; nothing else of `state` is needed."""

@@ -57,7 +57,8 @@ def _acted(fields: Mapping[str, Any]) -> str:
 _Sentence = Callable[[Mapping[str, Any]], str]
 _OF_ROUNDS: Mapping[str, _Sentence] = {"round_trained": _trained, "outcome_decided": _decided}
 """What is said of a round by a client, and by a coordinator."""
-_SENTENCES: Mapping[str, _Sentence] = _OF_ROUNDS | {
+_SENTENCES: Mapping[str, _Sentence] = {
+    **_OF_ROUNDS,
     "operator_acted": _acted,
     "phase_changed": lambda fields: f"{fields['before']} → {fields['after']}: {fields['reason']}",
     "dataset opened": lambda fields: (

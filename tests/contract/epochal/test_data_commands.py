@@ -186,7 +186,7 @@ def test_manifest_written_anew_keeps_what_is_known_of_the_tokenizer(tmp_path: Pa
         0,
         "shard-000000.bin is not the file of the earlier manifest: its tokenizer is no longer known",
         "shard-000001.bin is no longer there",
-        "shard-000000.bin, and 1 more files: the manifest does not say with which tokenizer",
+        "shard-000000.bin, and 1 more file: the manifest does not say with which tokenizer",
     )
     written = json.loads((train / "epochal-manifest.json").read_text())
     assert "encoding" in written["files"]["shard-000002.bin"]
