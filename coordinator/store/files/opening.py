@@ -107,4 +107,6 @@ async def kept_run(run_dir: Path) -> KeptRun | None:
         (rows,) = await database.transact(Statement(_LISTED))
     url = await place.served_at()
     serving = () if url is None else (KnownCoordinator(url, None, None, is_ticking=True),)
-    return KeptRun(*rows[0], str(run_dir), serving) if rows else None
+    for run_id, version, records, size_bytes, changed_s in rows:
+        return KeptRun(run_id, version, records, size_bytes, changed_s, str(run_dir), serving)
+    return None
