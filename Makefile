@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # each worker and process of the tests would compile the modules again
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick compiled test coverage test-all test-seconds check lint format types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos mutants fuzz release-check constraints supply-audit image-digests clean
+.PHONY: help setup demo quick compiled test coverage test-all test-seconds check lint format types layers docs docs-serve screenshots bench bench-scale bench-goodput chaos fuzz release-check constraints supply-audit image-digests clean
 
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
@@ -99,9 +99,6 @@ CHAOS := --seconds 180
 
 chaos: $(STAMP)  ## a real run whose processes, network, disk and clocks fail: CHAOS="--hours 2 --seed 7"
 	$(BIN)/python -m tests.chaos $(CHAOS)
-
-mutants: $(STAMP)  ## do the core's unit tests notice a changed comparison, operator or constant?
-	$(BIN)/python -m tests.mutation
 
 FUZZ_SECONDS := 60
 

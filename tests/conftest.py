@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 
 from epochal.runtime.garbage import no_collections
 from tests.support.dealing import UnitScheduling, file_of, longest_first, noted_seconds
@@ -16,15 +16,6 @@ from tests.support.heavy import without
 
 settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
 settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=20)
-settings.register_profile(
-    "mutation",
-    settings.get_profile("epochal"),
-    max_examples=25,
-    derandomize=True,
-    database=None,
-    phases=(Phase.explicit, Phase.generate),
-)
-"""Few examples, the same ones each time, and none made smaller: whether a test fails is all that matters."""
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "epochal"))
 
 

@@ -4,11 +4,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tomli_w
 
-from tests.integration.test_metrics import serve_data
+from epochal.tools.testnet.child_processes import Child
 from tests.support.deployment import DEPLOY
-from tests.support.drive.processes import in_training, prepared_run
+from tests.support.drive.processes import RealRun, in_training, prepared_run
 from tests.support.servers.prometheus import Prometheus, prometheus
 
 VALUES = {
@@ -20,6 +22,21 @@ VALUES = {
 QUIET = {"Refusals"}
 """Panels that have no series where nothing goes wrong."""
 DATA_SERVER_DOWN = "EpochalDataServerDown"
+SEQ_LEN = 16
+SAMPLES = 5000
+METRICS_LINE = "metrics at "
+
+
+async def serve_data(run: RealRun) -> tuple[Child, str, str]:
+    """Start a data server; return it, its location and where its metrics are."""
+    (run.folder / "data").mkdir()
+    (np.arange(SEQ_LEN * SAMPLES) % 251).astype("<u2").tofile(run.folder / "data" / "tokens.bin")
+    config = run.folder / "data.toml"
+    config.write_text(tomli_w.dumps({"dir": "data", "token_size": "TwoBytes", "seq_len": SEQ_LEN}), encoding="utf-8")
+    server = ("data-server", str(config), "--coordinator", run.url, "--port", "0", "--metrics-port", "0")
+    child, address = await run.start_server("data-server", *server)
+    (line,) = [line for line in run.printed if line.startswith(METRICS_LINE)]
+    return child, f"tcp://{address}", line.removeprefix(METRICS_LINE)
 
 
 def queries() -> dict[str, list[str]]:

@@ -1,15 +1,13 @@
-"""Clients that die, fall silent, come back, or leave."""
+"""Clients that die, or leave."""
 
 import signal
 from pathlib import Path
-
-import pytest
 
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import HELD_IN_WITNESS, ByHand, all_by_hand, hold_in, joined_by_hand
-from tests.support.drive.processes import PATIENT, at_round, in_phase, in_training, real_run
+from tests.support.drive.processes import PATIENT, at_round, in_phase, real_run
 from tests.support.thinned import thinned
 
 SILENCE_S = 8
@@ -51,49 +49,6 @@ async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path
             assert run.changes_of(victim)[-1] == "fell silent"
 
 
-@pytest.mark.nightly
-async def test_client_that_stops_answering_leaves_the_roster_and_comes_back(tmp_path: Path) -> None:
-    overrides = {
-        "config__init_min_clients": 3,
-        "config__total_steps": 1000,
-        "config__client_timeout_s": SILENCE_S,
-    }
-    async with real_run(tmp_path, **overrides) as run, all_by_hand(run, 1) as (hand,):
-        stopped, _ = [await run.start_client() for _ in range(2)]
-        document = await hold_in(hand, RunState.ROUND_TRAIN, 2)
-        client_id = run.client_id_of(stopped)
-        assert client_id in await hand.roster_of(document)
-        stopped.process.send_signal(signal.SIGSTOP)
-        for _ in range(2):  # the first ends without its attestation, the second waits for its result
-            document = await hand.take_round(document)
-        assert client_id not in await hand.roster_of(document), "the roster of the round after its silence"
-        stopped.process.send_signal(signal.SIGCONT)
-        await take_rounds_until(hand, client_id, present=True)
-        assert "fell silent" in run.changes_of(stopped)
-        await run.prove()
-
-
-@pytest.mark.nightly
-async def test_all_clients_gone_mid_epoch_others_rebuild_the_model(tmp_path: Path) -> None:
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 80, "config__client_timeout_s": SILENCE_S}
-    async with real_run(tmp_path, **overrides) as run:
-        gone = [await run.start_client() for _ in range(2)]
-        await run.until(in_training(4))
-        for child in gone:
-            child.kill()
-        waiting = await run.until(in_phase(RunState.WAITING_FOR_MEMBERS))
-        assert 4 <= waiting.step < 80, "the epoch was cut short"
-        assert waiting.checkpoint is not None
-        assert waiting.checkpoint.step == 0, "no client was left to write another checkpoint"
-        audited = await run.prove()
-        assert audited.recomputed_steps == waiting.step - 1, "every replica that a client attested, from 0 on"
-        came = [await run.start_client() for _ in range(2)]
-        report = await run.finish(without=tuple(gone))
-        assert report.rounds == 80
-        rebuilt = [line for child in came for line in run.events(child, "replica_held") if line["origin"] == "outcome"]
-        assert min(line["step"] for line in rebuilt) == 1, "rebuilt from the first outcome on"
-
-
 async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
     async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
@@ -109,14 +64,4 @@ async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> N
         outcome = await hand.api.outcome(1)
         assert run.client_id_of(leaving) in [entry.client_id for entry in outcome.entries], "its round counts"
         await take_rounds_until(hand, run.client_id_of(leaving), present=False)
-        await run.prove()
-
-
-async def test_client_that_joins_in_the_middle_of_an_epoch_takes_part(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__total_steps=1000, **PATIENT) as run, joined_by_hand(run, 1) as hand:
-        await hand.be_ready()
-        document = await hand.watch.until(at_round(1))
-        await hand.take_round(document)
-        newcomer = await run.start_client()
-        await take_rounds_until(hand, run.client_id_of(newcomer), present=True)
         await run.prove()

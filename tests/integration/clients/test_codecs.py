@@ -1,20 +1,13 @@
 """A run of each codec: what clients send is as small as specified, and every replica is the recomputed one."""
 
-import asyncio
-import os
 import sqlite3
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.state.results import METADATA_BOUND_BYTES
-from tests.support.bounds import BOUND_S
-from tests.support.drive.cli import PLAIN_OUTPUT, Ran
 from tests.support.drive.processes import real_run
 from tests.support.thinned import thinned
 
@@ -55,43 +48,3 @@ async def test_run_of_a_codec_ends_with_equal_replicas_and_a_clean_audit(name: s
     updates = [size for size in results if results.count(size) == STEPS]
     assert len(results) == 2 * STEPS + STEPS, "and an update a round"
     assert max(size for size in results if size not in updates) <= rate * parameters + METADATA_BOUND_BYTES
-
-
-OLDER_VERSION = """
-import sys
-from epochal.state.codecs import codecs_by_name
-codecs_by_name.SPOKEN = tuple(sys.argv.pop(1).split(","))
-from epochal.cli.main import main
-main()
-"""
-"""The command as a version that reads and writes the codecs in the first argument, and no others."""
-
-
-async def run_older(codecs: str, *arguments: str) -> Ran:
-    """Run a command of an older version to its end."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", OLDER_VERSION, codecs, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **PLAIN_OUTPUT},
-    )
-    try:
-        async with asyncio.timeout(BOUND_S):
-            out, err = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-    assert process.returncode is not None
-    return Ran(process.returncode, out.decode(), err.decode())
-
-
-@pytest.mark.nightly
-async def test_client_of_another_codec_version_is_refused_at_its_join(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__init_min_clients=1, config__total_steps=1, merge__codec="int4") as run:
-        for codecs in ("float32/1,int8/1", "float32/1,int4/2"):
-            refused = await run_older(codecs, "client", run.url, "--trainer", "numpy")
-            said = f"results have codec and format int4/1, the client reads and writes {codecs.replace(',', ', ')}: "
-            refused.expect(1, said, "install the version of Epochal that the coordinator has")
-        assert run.events(run.coordinator, "membership_changed") == []
-        (await run_older("float32/1,int4/1", "client", run.url, "--trainer", "numpy")).expect(0)
-        assert (await run.finish()).rounds == 1

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bounds import BOUND_S
-from tests.support.drive.processes import RealRun, in_training, prepared_run, real_run
+from tests.support.drive.processes import RealRun, real_run
 
 TOKEN = "EPOCHAL_TRAINER_TOKEN"
 
@@ -36,38 +35,3 @@ async def test_light_clients_and_a_heavy_one_hold_the_same_replicas(
         refused = await run.command("client", run.url, "--trainer", "remote")
         assert refused.code == 2
         assert "--trainer remote and --trainer-url URL are given together" in refused.err
-
-
-@pytest.mark.nightly
-async def test_service_that_is_killed_costs_rounds_and_not_the_run(tmp_path: Path) -> None:
-    overrides = {"config__init_min_clients": 2, "config__total_steps": 14}
-    async with prepared_run(tmp_path, **overrides) as run:
-        await run.start_coordinator()
-        url = await start_service(run, "service-1")
-        await run.start_client("--trainer-url", url, trainer="remote")
-        await run.start_client()
-        await run.until(in_training(3))
-        (service,) = (child for child in run.children.started if child.name == "service-1")
-        service.kill()
-        await service.wait(BOUND_S)
-        await start_service(run, "service-2", url.rpartition(":")[2])
-        report = await run.finish()
-        assert (report.rounds, report.quarantined) == (14, 0)
-        assert len(run.events(run.clients[0], "chunks_sent")) > 3, "it trained on after the new start"
-
-
-@pytest.mark.nightly
-async def test_client_with_a_wrong_token_ends_and_costs_no_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with prepared_run(tmp_path, config__total_steps=4) as run:
-        await run.start_coordinator()
-        monkeypatch.setenv(TOKEN, "only for us")
-        url = await start_service(run, "service")
-        monkeypatch.setenv(TOKEN, "a guess")
-        refused = await run.command("client", run.url, "--trainer", "remote", "--trainer-url", url)
-        assert refused.code == 2
-        assert "401 this training service asks for its token" in refused.err
-        await run.start_client()
-        report = await run.finish()
-        assert (report.rounds, report.quarantined, report.unapplied) == (4, 0, 0)

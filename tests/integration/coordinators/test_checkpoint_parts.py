@@ -1,10 +1,7 @@
-"""Checkpoints of several parts between real processes: read by commands, and within an epoch."""
+"""Checkpoints of several parts between real processes, and read by commands."""
 
 from pathlib import Path
 
-import pytest
-
-from epochal.state.phase_names import ROUND_PHASES
 from epochal.tools.export.folder import read_note
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import in_training, real_run
@@ -41,15 +38,3 @@ async def test_parts_are_fetched_and_commands_read_them(tmp_path: Path) -> None:
             note = read_note(out)
             assert note is not None
             assert note.checkpoint_sha256 == checkpoint.blob_sha256
-
-
-@pytest.mark.nightly
-async def test_checkpoints_are_written_while_rounds_go_on(tmp_path: Path) -> None:
-    every = {"config__total_steps": 12, "config__checkpoint_every": 3, "blobs__part_bytes": PART_BYTES}
-    async with real_run(tmp_path, 2, **{**RUN, **every}) as run:
-        newer = await run.until(lambda document: document.checkpoint is not None and document.checkpoint.step > 0)
-        assert newer.epoch == 0
-        assert newer.run_state in ROUND_PHASES
-        await run.start_client("--spool", str(tmp_path / "spool"))
-        report = await run.finish()
-        assert (report.rounds, report.unapplied) == (12, 0)

@@ -1,16 +1,14 @@
 """The coordinator is killed, and started again, in any phase."""
 
-import asyncio
 import signal
 from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.proof.audit import audit_store
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import HELD_IN_WITNESS, all_by_hand, hold_in
-from tests.support.drive.processes import RealRun, in_phase, in_training, prepared_run, real_run
+from tests.support.drive.processes import RealRun, prepared_run, real_run
 from tests.support.thinned import thinned
 
 CLIENT_TIMEOUT_S = 5.0
@@ -59,28 +57,6 @@ async def test_there_must_be_a_backup_to_be_restored(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         ran = await run.command("coordinator", str(run.state_path), "--store", str(run.run_dir), "--restored")
         ran.expect(2, "holds no run; restore the backup first")
-
-
-@pytest.mark.nightly
-async def test_coordinator_away_for_longer_than_every_deadline_drops_nobody(tmp_path: Path) -> None:
-    limits = {
-        "config__warmup_time": CLIENT_TIMEOUT_S,
-        "config__max_round_train_time": CLIENT_TIMEOUT_S,
-        "config__round_witness_time": CLIENT_TIMEOUT_S,
-        "config__cooldown_time": CLIENT_TIMEOUT_S,
-        "config__client_timeout_s": CLIENT_TIMEOUT_S,
-    }
-    async with real_run(tmp_path, **limits, config__init_min_clients=2, config__total_steps=40) as run:
-        clients = [await run.start_client() for _ in range(2)]
-        await run.until(in_training(3))
-        await run.kill_coordinator()
-        assert (await audit_store(str(run.run_dir), recompute=True)).passed
-        await asyncio.sleep(2 * CLIENT_TIMEOUT_S)
-        await run.start_coordinator()
-        await run.until(in_phase(RunState.FINISHED))
-        assert dropped(run) == []
-        assert (await run.finish()).rounds == 40
-        assert [len(run.events(client, "joined")) for client in clients] == [1, 1]
 
 
 @pytest.mark.nightly

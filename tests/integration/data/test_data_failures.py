@@ -2,7 +2,6 @@
 
 import asyncio
 import resource
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +11,8 @@ from epochal.coordinator_client.api import DocumentMark
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.runtime.http.http_client import MAX_CONNECTIONS
 from epochal.state.intervals import BatchId
-from epochal.state.phase_names import RunState
-from tests.support.bounds import BOUND_S
 from tests.support.data.token_files import SEQ_LEN, SEQUENCES, write_served_tokens, write_tokens
-from tests.support.drive.processes import in_phase, in_training, prepared_run, real_run
-from tests.support.servers.certificates import self_signed
-from tests.support.servers.ports import free_port
+from tests.support.drive.processes import in_training, real_run
 
 POLL_S = 30.0
 LAST_STEP = 30
@@ -26,49 +21,6 @@ LAST_SEQUENCES = 3
 BAD_INDEX = 29
 FEW_FILES = 1024
 """A usual limit of a process's open files: enough for the connections, but for nothing else."""
-
-
-@pytest.mark.nightly
-async def test_data_server_killed_and_started_again_the_run_goes_on(tmp_path: Path) -> None:
-    config, port = write_served_tokens(tmp_path)
-    location = {"Server": f"127.0.0.1:{port}"}
-    overrides = {"config__total_steps": LAST_STEP, "model__LLM__data_location": location}
-    async with real_run(tmp_path / "run", 2, **overrides) as run:
-        server, _ = await run.start_server("data-1", "data-server", str(config), "--coordinator", run.url)
-        await run.until(in_training(3))
-        server.kill()
-        assert await server.wait(BOUND_S) == -signal.SIGKILL
-        assert (await run.status()).step < LAST_STEP, "it died in the middle of the run"
-        server, _ = await run.start_server("data-2", "data-server", str(config), "--coordinator", run.url)
-        report = await run.finish()
-        assert report.rounds == LAST_STEP
-        assert report.quarantined == 0, "unavailable data are not bad data"
-        server.process.send_signal(signal.SIGINT)
-        assert await server.wait(BOUND_S) == 0
-
-
-@pytest.mark.nightly
-async def test_run_over_tls_goes_on_when_one_of_two_data_servers_ends(tmp_path: Path) -> None:
-    config, port = write_served_tokens(tmp_path)
-    certificate, key = self_signed(tmp_path)
-    ports = (port, free_port())
-    location = {"Server": "tls://" + ",".join(f"127.0.0.1:{port}" for port in ports)}
-    async with prepared_run(tmp_path / "run", config__total_steps=LAST_STEP, model__LLM__data_location=location) as run:
-        await run.start_coordinator()
-        serve = ("data-server", str(config), "--coordinator", run.url)
-        tls = ("--tls-cert", str(certificate), "--tls-key", str(key))
-        (await run.command(*serve, *tls)).expect(2, "names several data servers", "--port")
-        servers = [
-            (await run.start_server(f"data-{port}", *serve, *tls, "--port", str(port), "--host", "127.0.0.1"))[0]
-            for port in ports
-        ]
-        for _ in range(2):
-            await run.start_client("--tls-ca", str(certificate))
-        await run.until(in_training(3))
-        servers[0].process.send_signal(signal.SIGTERM)
-        assert await servers[0].wait(BOUND_S) == 0
-        report = await run.finish()
-        assert (report.rounds, report.quarantined) == (LAST_STEP, 0)
 
 
 async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_path: Path) -> None:
@@ -135,31 +87,3 @@ async def test_requests_that_a_failed_step_cancels_cost_no_connections(tmp_path:
                 for waiting in asking:
                     waiting.cancel()
         assert await run.watch.api.run_document(None, 0.0) == document
-
-
-@pytest.mark.nightly
-async def test_bad_data_pauses_the_run_where_the_state_file_says_stop(tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "data", BAD_INDEX)
-    overrides = {
-        "config__total_steps": 30,
-        "config__on_bad_data": "stop",
-        "model__LLM__data_location": {"Local": str(path)},
-    }
-    async with real_run(tmp_path / "run", 3, **overrides) as run:
-        paused = await run.until(in_phase(RunState.PAUSED))
-        assert paused.step < 30
-        assert paused.quarantined_batches == 0
-        report = await run.prove()
-        assert (report.quarantined, report.unapplied >= 1) == (0, True)
-
-
-async def test_client_with_another_dataset_is_refused_with_both_fingerprints(tmp_path: Path) -> None:
-    path = write_tokens(tmp_path / "data")
-    tokens = np.fromfile(path, "<u2")
-    other = tmp_path / "other.bin"
-    tokens[SEQ_LEN:].tofile(other)
-    overrides = {"config__total_steps": 1000, "model__LLM__data_location": {"Local": str(path)}}
-    async with real_run(tmp_path / "run", 1, **overrides) as run:
-        await run.until(in_training(1))
-        ran = await run.command("client", run.url, "--data", str(other))
-        ran.expect(1, "dataset has fingerprint", str((await run.watch.next()).data_fingerprint))

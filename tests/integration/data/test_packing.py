@@ -53,21 +53,3 @@ async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
         assert (found["step"], found["split"], found["samples"]) == (5, "validation", 20)
         assert 2 < found["loss"] < 6
         assert 0 < found["tokens"] < 20 * 400
-
-
-@pytest.mark.nightly
-async def test_record_that_no_client_can_encode_is_quarantined_by_its_batch(tmp_path: Path) -> None:
-    lines = [json.dumps({"text": f"record {number}. " * 3}) for number in range(60)]
-    lines[17] = '{"text": '
-    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
-    overrides = FINETUNING | {"model__LLM__data_location": {"Local": str(tmp_path / "lines.jsonl")}}
-    overrides |= {"config__total_steps": 14, "config__init_min_clients": 3}
-    async with real_run(tmp_path / "run", **overrides) as run:
-        for _ in range(3):
-            await run.start_client()
-        report = await run.finish()
-        assert report.quarantined >= 1
-        quarantined = {batch.start for batch in (await run.status()).quarantined}
-        assert {number % 60 for number in quarantined} == {17}
-        reported = [event for child in run.clients for event in run.events(child, "step_failed")]
-        assert any("data index 17 is not JSON" in event["reason"] for event in reported)

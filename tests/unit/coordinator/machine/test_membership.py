@@ -38,29 +38,6 @@ def test_ready_with_another_replica_is_refused() -> None:
         driver.send(stimuli.ClientBecameReady(client(1), ReadyReport(0, digest_of("x"), "data")))
 
 
-def test_ready_far_behind_is_refused() -> None:
-    driver = in_round(1, 2)
-    driver.play_round()
-    driver.play_round()
-    driver.join(3)
-    with refused("behind"):
-        driver.send(stimuli.ClientBecameReady(client(3), ReadyReport(0, digest_of("replica 0"), "data")))
-
-
-def test_nonces_are_remembered_until_they_expire_and_no_longer() -> None:
-    driver = Driver(state_file())
-    for number in range(1, 4):
-        driver.join(number)
-    used = driver.run.members.used_nonces
-    assert len(used) == 3
-    driver.now_s = max(used.values()) - 0.001
-    driver.join(4)
-    assert set(used).intersection(driver.run.members.used_nonces) >= {max(used, key=lambda nonce: used[nonce])}
-    driver.now_s += 1
-    driver.join(5)
-    assert not set(used).intersection(driver.run.members.used_nonces)
-
-
 def test_ejected_key_may_not_join_again() -> None:
     driver = Driver(state_file())
     driver.join(1)

@@ -8,7 +8,6 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import SegmentEnded
 from epochal.coordinator.machine.phases import PHASES, TRANSITIONS, destination
-from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.state.errors import InternalError
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Seed
@@ -28,44 +27,12 @@ def test_run_with_three_fast_clients_finishes_through_every_phase() -> None:
     assert any(isinstance(item, SegmentEnded) for item in driver.instructions)
 
 
-def test_waiting_extra_time_counts_from_enough_members() -> None:
-    driver = Driver(state_file(config__init_min_clients=2, config__waiting_for_members_extra_time=5))
-    driver.join(1)
-    driver.pass_time(100)
-    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    driver.join(2)
-    driver.pass_time(4)
-    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    driver.pass_time(1)
-    assert driver.in_phase(RunState.WARMUP)
-
-
 def test_warmup_without_checkpoint_in_time_goes_back_to_waiting() -> None:
     driver = in_warmup(1, 2, access__genesis="members")
     driver.pass_time(30)
     assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
     driver.pass_time(1)
     assert driver.in_phase(RunState.WARMUP)
-
-
-def test_warmup_ends_when_enough_are_ready_and_the_others_had_time() -> None:
-    driver = in_warmup(1, 2, 3, config__min_clients=2, config__warmup_time=30)
-    driver.ready(client(1))
-    driver.pass_time(FAIR_WARMUP_PART * 30 - 5)
-    driver.ready(client(2))
-    driver.pass_time(FAIR_WARMUP_PART * 30 - 1)
-    assert driver.in_phase(RunState.WARMUP), "the time of the others begins when enough are ready"
-    driver.pass_time(1)
-    assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert {entry.client_id for entry in driver.round.tasks.roster.clients} == {client(1), client(2)}
-
-
-def test_warmup_time_is_the_longest_that_the_others_get() -> None:
-    driver = in_warmup(1, 2, 3, config__warmup_time=30)
-    driver.pass_time(29)
-    driver.ready(client(1))
-    driver.pass_time(1)
-    assert driver.in_phase(RunState.ROUND_TRAIN)
 
 
 def test_member_that_is_never_ready_is_waited_for_once() -> None:
@@ -160,19 +127,6 @@ def test_below_min_clients_after_a_round_cools_down_and_waits() -> None:
     assert driver.phases()[-2:] == ["Cooldown", "WaitingForMembers"], "one member is too few; nothing new to keep"
 
 
-def test_epoch_time_over_makes_a_checkpoint_and_starts_another_epoch() -> None:
-    driver = in_round(1, 2, config__total_steps=100, config__epoch_time=61)
-    driver.play_epoch(seconds_per_round=40)
-    assert driver.in_phase(RunState.COOLDOWN)
-    driver.make_checkpoint()
-    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
-    assert driver.run.progress.epoch == 1
-    driver.pass_time(2)
-    driver.warm_up()
-    assert driver.in_phase(RunState.ROUND_TRAIN)
-    assert driver.run.progress.step == 3
-
-
 def test_pause_in_a_round_finishes_it_checkpoints_and_holds_until_resumed() -> None:
     driver = in_round(1, 2)
     driver.send(stimuli.PauseRequested())
@@ -225,15 +179,6 @@ def test_tick_that_changes_nothing_returns_the_same_run() -> None:
     before = driver.run
     driver.pass_time(1)
     assert driver.run is before
-
-
-def test_finished_run_whose_total_steps_are_raised_goes_on() -> None:
-    driver = in_round(1, 2, config__total_steps=1)
-    driver.play_round()
-    driver.make_checkpoint()
-    assert driver.in_phase(RunState.FINISHED)
-    driver.send(stimuli.ConfigChanged(state_file(config__total_steps=2)))
-    assert driver.in_phase(RunState.WAITING_FOR_MEMBERS)
 
 
 def test_fresh_start_from_a_paused_state_file_waits_for_resume() -> None:
