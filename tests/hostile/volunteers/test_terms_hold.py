@@ -62,7 +62,6 @@ def most_beyond(passed: Sequence[tuple[float, int]], rate: float) -> float:
     return most
 
 
-@pytest.mark.nightly
 async def test_whole_client_keeps_to_its_limits_and_gives_way(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=3, config__init_min_clients=1) as run:
         direct = run.url
