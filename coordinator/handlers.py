@@ -38,7 +38,7 @@ from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.receipts import Receipt, ReceiptRequest
-from epochal.state.messages.replay_messages import ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -380,18 +380,32 @@ class Handlers:
     # Reports of verifiers
 
     async def report_replay(self, verifier: str, report: ReplayReport) -> None:
-        """Take a verifier's report, also after its lease has ended. Raise `Refused` as the machine does."""
+        """Take a verifier's report, also after its lease has ended.
+
+        Raises:
+            Refused: `rate-limited` for too many messages of the verifier, which keeps its lease; as the machine does.
+        """
+        self._check_verifier_rate(verifier)
         try:
             await self.submit(stimuli.ReplayReported(verifier, report))
         finally:
             self.replays.end(verifier, replay_key(report.step, report.client_id))
 
     async def report_failed_replay(self, verifier: str, failure: ReplayFailure) -> None:
-        """Note that a verifier cannot compute a result again. Raise `Refused` as the machine does."""
+        """Note that a verifier cannot compute a result again. Raise `Refused` as `report_replay` does."""
+        self._check_verifier_rate(verifier)
         try:
             await self.submit(stimuli.ReplayFailed(verifier, failure))
         finally:
             self.replays.end(verifier, replay_key(failure.step, failure.client_id))
+
+    async def report_calibration(self, verifier: str, report: CalibrationReport) -> None:
+        """Take distances between honest repetitions. Raise `Refused` as `report_replay` does."""
+        self._check_verifier_rate(verifier)
+        await self.submit(stimuli.CalibrationReported(verifier, report))
+
+    def _check_verifier_rate(self, verifier: str) -> None:
+        self.rates.check_replay(verifier, self.service.now_s(), self.service.run.occasion)
 
     # Requests of an operator
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,9 +46,10 @@ from epochal.runtime.http.allowed_hosts import allowed_hosts
 from epochal.runtime.http.http_server import SHUTDOWN_TIMEOUT_S, Endpoint
 from epochal.runtime.merging.merger import Merger
 from epochal.runtime.metrics.metrics_registry import new_registry
+from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import SharedThreads, WorkerThread
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import StoreFailed, StoreLost
+from epochal.state.errors import StoreBlocked, StoreFailed, StoreLost
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class ServeOptions:
         genesis: the run's model at its start, where the operator makes it.
         blobs_folder: folder of blobs that all coordinators share which serve the run from a database.
         notified: receive the notices that `[notify]` asks for.
+        wait_for_store_s: seconds for which a start waits for a store that cannot be used now.
         advertised: URL at which others reach this coordinator; None for the address on which it listens.
     """
 
@@ -89,6 +92,7 @@ class ServeOptions:
     blobs_folder: Path | None = None
     advertised: str | None = None
     notified: tuple[Address, ...] = ()
+    wait_for_store_s: float = 0.0
 
     def hosts(self) -> tuple[str, ...]:
         """Return the names and addresses by which the operator says that the coordinator is reached."""
@@ -117,7 +121,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
 
     Raises:
         InvalidInput: the options are wrong, or the state file contradicts the kept run.
-        StoreBlocked: it cannot be used now.
+        StoreBlocked: it could not be used within `wait_for_store_s`.
         StoreFailed: it cannot be used, is in use, or is damaged.
         StoreLost: the store failed while the run was served.
     """
@@ -127,7 +131,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
     join_hosts = JoinHosts(options.hosts(), endpoint.tls_cert)
     allow_connections()
     run_id = state_file.run_id
-    store, key, service, insight = await _open(state_file, options)
+    store, key, service, insight = await _open_in_time(state_file, options)
     try:
         with endpoint.bind() as listener:
             # Last of all that may fail: a failed start must not make a token, which would never be shown.
@@ -178,10 +182,27 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
         await store.aclose()
 
 
+async def _open_in_time(
+    state_file: StateFile, options: ServeOptions
+) -> tuple[Store, SigningKey, CoordinatorService, ReadSide]:
+    """Return as `_open` once the store can be used. Raise as `serving`."""
+    within_s, is_logged = options.wait_for_store_s, False
+    backoff = RetryPolicy(bound_s=within_s, attempts=math.inf if within_s else 1).begin()
+    while True:
+        try:
+            return await _open(state_file, options)
+        except StoreBlocked as blocked:
+            delay_s = backoff.next_delay_s(blocked)
+            if not is_logged:
+                log.warning("store_awaited", extra={"reason": blocked.message, "within_s": within_s})
+            is_logged = True
+            await asyncio.sleep(delay_s)
+
+
 async def _open(state_file: StateFile, options: ServeOptions) -> tuple[Store, SigningKey, CoordinatorService, ReadSide]:
     """Return the run's store, which is open, the coordinator's key, the service of the run, and its read side.
 
-    Raise as `serving`.
+    Raise as `serving`, and `StoreBlocked` at once.
     """
     blobs, program = state_file.blobs, Program(options.version, RULES_VERSION)
     place = blobs.max_total_bytes, blobs.store, state_file.run_id, options.blobs_folder

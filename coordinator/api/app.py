@@ -86,7 +86,7 @@ def create_app(
     insight, access = handlers.insight, ViewerAccess(handlers)
     views = HistoryViews(insight, SharedThreads())
     viewers = app.state.viewers = Viewers(insight, views)
-    metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers)
+    metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers, handlers.replays)
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts or JoinHosts())
     hot = HotRoutes(app.behind, document=document.routes[0], routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from epochal.coordinator.blobs.from_object_store import Arrivals
+from epochal.coordinator.blobs.leased_replays import LeasedReplays
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.insight.viewers import Viewers
@@ -35,6 +36,7 @@ class _Seen:
     polls: LongPolls
     arrivals: Arrivals
     viewers: Viewers
+    replays: LeasedReplays
 
 
 def _verified(seen: _Seen) -> VerificationView:
@@ -112,6 +114,7 @@ _GAUGES: _Rows = (
         "Those without a token.",
         lambda seen: seen.polls.count_of(ReaderKind.STRANGER),
     ),
+    ("coordinator_verifiers", "Verifiers that ask for work or have it.", lambda seen: seen.replays.verifier_count),
     ("coordinator_viewers", "Viewers that are sent the run's news as events.", lambda seen: seen.viewers.count),
 )
 _COUNTERS: _Rows = (
@@ -166,7 +169,7 @@ class CoordinatorMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.http = HttpMetrics(registry)
-        self._watched: tuple[CoordinatorService, ReadSide, LongPolls, Arrivals, Viewers] | None = None
+        self._watched: tuple[CoordinatorService, ReadSide, LongPolls, Arrivals, Viewers, LeasedReplays] | None = None
         self._of: tuple[Run, Projection | None] | None = None
         self._status: RunStatus | None = None
         registry.register(self)
@@ -209,11 +212,12 @@ class CoordinatorMetrics:
         polls: LongPolls,
         arrivals: Arrivals,
         viewers: Viewers,
+        replays: LeasedReplays,
     ) -> None:
         """Measure this service from now on."""
         self._now_s = service.now_s
         self._phase_since_s = service.now_s()
-        self._watched = service, insight, polls, arrivals, viewers
+        self._watched = service, insight, polls, arrivals, viewers, replays
         service.watch(self._observe)
 
     def count_notice(self, kind: str, result: str) -> None:
@@ -227,8 +231,9 @@ class CoordinatorMetrics:
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of the run with its value; nothing before `watch`."""
         if self._watched is not None:
-            service, insight, polls, arrivals, viewers = self._watched
-            yield from self._metrics(_Seen(self.status_of(insight), service, polls, arrivals, viewers))
+            service, insight, polls, arrivals, viewers, replays = self._watched
+            status = self.status_of(insight)
+            yield from self._metrics(_Seen(status, service, polls, arrivals, viewers, replays))
 
     @staticmethod
     def _metrics(seen: _Seen | None) -> Iterator[Metric]:

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN, VERIFIER, WAIT_S
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine import stimuli
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, document_response, read_message
 from epochal.runtime.http.openapi import DescribedRoute, takes
@@ -76,7 +75,7 @@ def replay_routes(handlers: Handlers) -> APIRouter:
         openapi_extra=takes(body=CalibrationReport),
     )
     async def calibrate(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.submit(stimuli.CalibrationReported(verifier, await read_message(request, CalibrationReport)))
+        await handlers.report_calibration(verifier, await read_message(request, CalibrationReport))
         return Response(status_code=204)
 
     return router

@@ -16,6 +16,10 @@ REPORTS_PER_PHASE = 32
 UPLOADS_PER_PHASE = 256
 """Number of requests that bring a result, or ask where to put one. An honest member needs one a round, and another
 whenever its connection breaks; they add nothing to the journal until the result is checked."""
+REPLAYS_PER_PHASE = 256
+"""Number of messages (reports, failures, calibrations) that a verifier may send at once."""
+REPLAY_PERIOD_S = 1.0
+"""After them, it may send one in each period: 3,600 an hour, or 2 MB of the journal."""
 PARTS_PER_CHECKPOINT = 2 * MAX_PARTS
 """Number of uploads of parts of one checkpoint that a member may send at once: each part once, and as many again."""
 REPORT_PERIOD_S = 5.0
@@ -37,6 +41,7 @@ class MessageRates:
     def __init__(self) -> None:
         self._reports = TokenBuckets[ClientId](REPORTS_PER_PHASE, REPORT_PERIOD_S)
         self._uploads = TokenBuckets[ClientId](UPLOADS_PER_PHASE, REPORT_PERIOD_S)
+        self._replays = TokenBuckets[str](REPLAYS_PER_PHASE, REPLAY_PERIOD_S)
         self._parts = TokenBuckets[ClientId](PARTS_PER_CHECKPOINT, REPORT_PERIOD_S)
         self._joins = TokenBuckets[ClientId](JOINS_AT_ONCE, JOIN_PERIOD_S)
         self._joins_of_addresses = TokenBuckets[str](JOINS_OF_ADDRESS_AT_ONCE, JOIN_PERIOD_OF_ADDRESS_S)
@@ -53,6 +58,11 @@ class MessageRates:
         """
         wait_s = self._uploads.take(client_id, now_s, occasion)
         _check(wait_s, f"client {client_id} has begun {UPLOADS_PER_PHASE} uploads in this phase")
+
+    def check_replay(self, verifier: str, now_s: float, occasion: object) -> None:
+        """Raise `Refused` (`rate-limited`) if the verifier sends too many messages in this phase of the run."""
+        wait_s = self._replays.take(verifier, now_s, occasion)
+        _check(wait_s, f"verifier {verifier} has sent {REPLAYS_PER_PHASE} messages in this phase")
 
     def check_part(self, client_id: ClientId, now_s: float, step: int) -> None:
         """Raise `Refused` (`rate-limited`) if the member uploads parts of a checkpoint too often.

@@ -178,9 +178,8 @@ class LeasedReplays:
             holders += lease is not None and lease.until_s > self._now_s()
         if holders >= _reports_missing(replay):
             return False
-        reported = {one.verifier for one in replay.reports}
-        return verifier.name not in reported or not any(
-            self._is_present(other) and other.name not in reported for other in self._verifiers.values()
+        return replay.is_new_to(verifier.name) or not any(
+            self._is_present(other) and replay.is_new_to(other.name) for other in self._verifiers.values()
         )
 
 

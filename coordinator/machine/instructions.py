@@ -204,12 +204,12 @@ class VerifierTested:
     """Log that a verifier computed a result again of which the answer is known, since it differed from another one.
 
     Attributes:
-        found, expected: excess distances.
+        found, expected: excess distances; found is None if it could not compute it.
         is_refused: whether its reports are refused from now on.
     """
 
     verifier: str
-    found: float
+    found: float | None
     expected: float
     is_refused: bool
 

@@ -58,6 +58,9 @@ __all__ = ["EXTRA", "PreprocessedDataProvider"]
 
 MAX_DECODED_BYTES = 512 * 1024**2
 """Maximum size of the decoded row groups that are kept; the least recently used is dropped first."""
+VALUE_BYTES = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
+"""Size of a decoded value of a physical type; texts and bytes have at least their place, of `PLACE_BYTES`."""
+PLACE_BYTES = 4
 _ROWS = DatasetSpec(token_size_bytes=4, sequence_length=1)
 """For the order a row is a sample of one token."""
 
@@ -271,11 +274,18 @@ def _parquet_file(file: SourceFile, opening: Opening, records: bool) -> RowFile:
 
 
 def _check_row_group(group: Any, number: int, place: str) -> None:
-    """Raise `CorruptData` if a row group has an impossible number of rows or is too large."""
+    """Raise `CorruptData` if a row group has an impossible number of rows or is too large.
+
+    Run lengths and dictionaries make few bytes of many equal values, so its values are counted as well, as its footer
+    has them.
+    """
     if group.num_rows < 0:
         raise CorruptData(f"{place}: row group {number} has {group.num_rows} rows", path=place)
-    if group.total_byte_size > row_columns.MAX_ROW_GROUP_BYTES:
-        raise too_large(place, number, group.total_byte_size)
+    columns = (group.column(column) for column in range(group.num_columns))
+    decoded_bytes = sum(one.num_values * VALUE_BYTES.get(one.physical_type, PLACE_BYTES) for one in columns)
+    size_bytes = max(group.total_byte_size, decoded_bytes)
+    if size_bytes > row_columns.MAX_ROW_GROUP_BYTES:
+        raise too_large(place, number, size_bytes)
 
 
 def _decode(file: RowFile, group: int, opening: Opening) -> dict[str, Column]:

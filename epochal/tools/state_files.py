@@ -38,6 +38,21 @@ def unpinned_data(state: StateFile) -> str | None:
     )
 
 
+def early_drops(state: StateFile) -> str | None:
+    """Return the warning that results cannot be computed again for as long as `[verify]` waits; None if they can.
+
+    A result can be computed again as long as a checkpoint before it is kept, of which there are two.
+    """
+    every, verify = state.config.checkpoint_every, state.verify
+    if verify is None or not 0 < every < verify.within:
+        return None
+    return (
+        f"config.checkpoint_every is {every}, verify.within is {verify.within}: verifiers have {every} to {2 * every} "
+        f"rounds for a result, as the replica before it is gone then; write `checkpoint_every = {verify.within}`, or "
+        f"more, or `within = {every}`"
+    )
+
+
 def read_state(path: Path) -> StateFile:
     """Return the validated state file. Raise `InvalidInput` with every mistake."""
     return parse_state(read_text(path), str(path))

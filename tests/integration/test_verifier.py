@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from epochal.state.phase_names import RunState
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
@@ -91,6 +92,17 @@ async def test_verifier_that_was_away_goes_on_from_a_later_checkpoint(tmp_path: 
         await run.until(in_training(step + 30))  # the updates since the verifier's replicas are deleted
         verifier.process.send_signal(signal.SIGCONT)
         await distances(run, verifier, 6)
+
+
+async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -> None:
+    ended = VERIFIED | {"config__total_steps": 3, "verify__within": 64}
+    async with real_run(tmp_path, config__init_min_clients=1, **ended) as run:
+        await run.start_client()
+        await run.until(lambda document: document.run_state is RunState.FINISHED)
+        verifier = await start_verifier(run, "verifier-1")
+        await run.line_of(verifier, "excess distance")
+        await run.line_of(verifier, "the run is finished, and no other result is to be computed again")
+        assert await verifier.wait(BOUND_S) == 0, verifier.log_tail()
 
 
 async def test_verifier_with_other_data_ends_before_it_reports(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from epochal.state.wire_document import WireDocument
 REPORTS_TO_CONVICT = 3
 """Number of replays of one result by which a member may be convicted."""
 MAX_FAILURES = 3
-"""Number of failures after which a replay is dropped."""
+"""Number of verifiers whose failures drop a replay; of failures of one of them after which it does not get that replay
+again; and of rounds in which it failed at its test after which it loses its role."""
 LAST_DISTANCES = 8
 """Number of a member's last replays by which its drift is judged."""
 DRIFTS = "its last results were farther from their replays than others'"
@@ -95,12 +96,15 @@ class OpenReplay:
         return any(one.ratio > 1 for one in self.reports)
 
     def is_new_to(self, verifier: str) -> bool:
-        """Return whether this verifier has not reported it."""
-        return all(one.verifier != verifier for one in self.reports)
+        """Return whether this verifier has not reported it, and may yet."""
+        return self._may(verifier) and all(one.verifier != verifier for one in self.reports)
 
     def wants(self, verifier: str) -> bool:
         """Return whether a report of this verifier is of use; if there are others, theirs is of more."""
-        return self.is_disputed or self.is_new_to(verifier)
+        return self._may(verifier) and (self.is_disputed or self.is_new_to(verifier))
+
+    def _may(self, verifier: str) -> bool:
+        return self.failures.count(verifier) < MAX_FAILURES
 
     def wanted_class(self, verifier: str) -> str | None:
         """Return the class in which this verifier is to compute it, if it can; None for its own.
@@ -133,12 +137,14 @@ class KnownVerifier:
         reports: number of its reports.
         doubt: whether it found more ("above") or less ("below") than another one, and has yet to do a task of which
             the answer is known; "" if it did not.
+        failed_tests: the run's steps in which it could not compute that task; it is given it once in a step.
         is_refused: whether it failed at such a task, so that its reports are refused.
     """
 
     heard_step: int
     reports: int = 0
     doubt: Literal["", "above", "below"] = ""
+    failed_tests: tuple[int, ...] = ()
     is_refused: bool = False
 
 
@@ -272,10 +278,15 @@ class Verification(WireDocument):
         )
 
     def test_of(self, verifier: str) -> OpenReplay | None:
-        """Return the result with a known answer that a doubted verifier is to compute again, if there is one."""
-        doubt = self.verifiers[verifier].doubt if verifier in self.verifiers else ""
-        suited = (one for one in self.known if (one.answer_ratio > 1) == (doubt == "below"))
-        return next(suited, None) if doubt else None
+        """Return the result with a known answer that a doubted verifier is to compute again, if there is one.
+
+        After one that it could not compute it is another one, where there are several.
+        """
+        known = self.verifiers.get(verifier)
+        if known is None or not known.doubt:
+            return None
+        suited = [one for one in self.known if (one.answer_ratio > 1) == (known.doubt == "below")]
+        return suited[len(known.failed_tests) % len(suited)] if suited else None
 
     def due(self, verifier: str, step: int, within: int) -> Iterator[OpenReplay]:
         """Yield what a verifier is to compute again, the most urgent first.
@@ -292,7 +303,7 @@ class Verification(WireDocument):
         if known is not None and known.is_refused:
             return
         test = self.test_of(verifier)
-        if test is not None:
+        if known is not None and test is not None and step not in known.failed_tests:
             yield test
         wanted = [one for one in self.open.values() if one.wants(verifier)]
         for one in wanted:

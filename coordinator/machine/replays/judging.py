@@ -2,8 +2,8 @@
 
 The rules kept here: nobody is convicted by fewer than three replays, the median of which is above its tolerance, nor,
 where verifiers contradict each other, by one verifier alone. Two verifiers that differ by more than a tolerance are
-doubted: each gets a result of which the answer is known from several replays, and loses its role if it fails. Nothing
-waits for any of this.
+doubted: each gets a result of which the answer is known from several replays, and loses its role if its answer is
+another, or if it has none in several rounds. Nothing waits for any of this.
 """
 
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
     known = run.members.verification.verifiers
     verifier = known.get(event.verifier, KnownVerifier(run.progress.step))
     if verifier.is_refused:
-        message = f"verifier {event.verifier} lost its role: its answer to a task with a known answer was wrong"
+        message = f"verifier {event.verifier} lost its role: it failed at a task with a known answer"
         raise Refused(Refusal.FORBIDDEN, message)
     if event.verifier not in known and len(known) >= MAX_VERIFIERS and all(one.is_refused for one in known.values()):
         raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_VERIFIERS} verifiers that lost their role")
@@ -135,17 +135,31 @@ def _take_failure(run: Run, event: ReplayFailed) -> Handled:
     verification = members.verification
     test = verification.test_of(event.verifier)
     if test is not None and test.key == replay_key(failure.step, failure.client_id):
-        trusted = replace(verification.verifiers[event.verifier], doubt="")  # until it differs from another one again
-        verifiers = {**verification.verifiers, event.verifier: trusted}
-        return run.with_parts(members.verified_as(replace(verification, verifiers=verifiers))), ()
+        return _failed_test(run, members, event.verifier, test)
     task = _open(run, failure.step, failure.client_id)
+    if not task.wants(event.verifier):  # it has failed often enough, or reported
+        return run, ()
     failed = replace(task, failures=(*task.failures, event.verifier))
-    if len(failed.failures) < MAX_FAILURES:
+    if len(set(failed.failures)) < MAX_FAILURES:
         return run.with_parts(members.verified_as(_with_open(verification, failed))), ()
     counts = replace(verification.counts, dropped=verification.counts.dropped + 1)
     members = members.verified_as(replace(closed(verification, (task,)), counts=counts))
-    reason = f"verifiers failed {MAX_FAILURES} times, last by {failure.kind}: {failure.message}"
+    reason = f"{MAX_FAILURES} verifiers failed, the last one by {failure.kind}: {failure.message}"
     return run.with_parts(members), (ReplaysDropped((failed,), reason),)
+
+
+def _failed_test(run: Run, members: RunMembers, name: str, test: OpenReplay) -> Handled:
+    """Return the run after a doubted verifier could not do its test; in several rounds, it loses its role."""
+    verification, step = members.verification, run.progress.step
+    known = verification.verifiers[name]
+    failed = known.failed_tests if step in known.failed_tests else (*known.failed_tests, step)
+    is_refused = len(failed) >= MAX_FAILURES
+    after = replace(known, failed_tests=failed, is_refused=is_refused)
+    verification = replace(verification, verifiers={**verification.verifiers, name: after})
+    if is_refused:
+        verification = _without_reports(verification, name)
+    told = VerifierTested(name, None, test.answer, is_refused)
+    return run.with_parts(members.verified_as(verification)), (told,)
 
 
 def _open(run: Run, step: int, client_id: str) -> OpenReplay:
@@ -232,7 +246,7 @@ def _tested(run: Run, event: ReplayReported, test: OpenReplay) -> Handled:
     verification = members.verification
     pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
     is_wrong = abs(report.excess - test.answer) > tolerance_of(verification.distances.get(pair))
-    after = replace(verification.verifiers[event.verifier], doubt="", is_refused=is_wrong)
+    after = replace(verification.verifiers[event.verifier], doubt="", failed_tests=(), is_refused=is_wrong)
     verification = replace(verification, verifiers={**verification.verifiers, event.verifier: after})
     if is_wrong:
         verification = _without_reports(verification, event.verifier)

@@ -12,7 +12,7 @@ from epochal.state.config.data_file import DataConfig, check_together
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import ensure_supported
 from epochal.state.errors import InvalidInput, Unsupported
-from epochal.tools.state_files import read_data_config, read_state, unpinned_data
+from epochal.tools.state_files import early_drops, read_data_config, read_state, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def check(
     if not no_files:
         checked.open_files(network)
     checked.note_unpinned_data()
+    checked.note_early_drops()
     checked.note_tight_timers()
     for fact in checked.facts:
         typer.echo(fact)
@@ -113,6 +114,11 @@ class _Checked:
             return
         line = "" if self._fingerprint is None else f'. These have `data_fingerprint = "{self._fingerprint}"`'
         self.notes.append(f"{self._state[1]}: {warning}{line}")
+
+    def note_early_drops(self) -> None:
+        """Note that verifiers have less time than the file says."""
+        if self._state is not None and (warning := early_drops(self._state[0])) is not None:
+            self.notes.append(f"{self._state[1]}: {warning}")
 
     def note_tight_timers(self) -> None:
         """Note which timers cannot hold with modest lines. A model that is not known here is reported elsewhere."""

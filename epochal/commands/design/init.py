@@ -6,9 +6,11 @@ from typing import Annotated, Literal, TypeAlias
 
 import typer
 
+from epochal.cli.options.shared import VERIFIER_TOKEN_VARIABLE
 from epochal.cli.output.printing import say
 from epochal.runtime.files.durable_files import create_file
 from epochal.state.config.state_file import MAX_LOCAL_STEPS
+from epochal.state.config.support import ensure_supported
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import UNLIMITED, Links
 from epochal.state.shown.join_guide import data_of
@@ -17,6 +19,7 @@ from epochal.tools.init.choices import (
     BYTES_VOCABULARY,
     LLAMAS,
     NGRAM,
+    REPEATABLE,
     check_vocabulary,
     chosen_codec,
     chosen_data,
@@ -33,7 +36,8 @@ from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.prepare.publishing import TRAIN, Preparation, is_preparation, published
 from epochal.tools.prepare.run_files import run_id_of
-from epochal.tools.quality import MOST_OF_CODEC, codec_choices
+from epochal.tools.quality import MEASURED, MOST_OF_CODEC, codec_choices
+from epochal.trainers.architectures import ARCHITECTURES
 
 MODELS = ", ".join((NGRAM, *LLAMAS))
 DATA_ADDRESS = "127.0.0.1:39405"
@@ -134,6 +138,16 @@ AccessOption = Annotated[Access, typer.Option(help="Who may join the run.")]
 AllowKeyOption = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="With --access keys: a client's public key, in hex.")
 ]
+VerifyOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=100,
+        metavar="PERCENT",
+        help="Have verifiers compute so many of the results again, and choose what goes with that "
+        "(docs/verification.md). Default: nobody does.",
+    ),
+]
 
 
 def init(
@@ -152,6 +166,7 @@ def init(
     local_steps: LocalStepsOption = None,
     access: AccessOption = "open",
     allow_key: AllowKeyOption = None,
+    verify: VerifyOption = None,
 ) -> None:
     """Write state.toml and data.toml of a new run, with timers and sizes that its planner finds sensible."""
     check_new(folder)
@@ -178,9 +193,12 @@ def init(
     total_tokens = None if tokens is None else tokens_in_all(tokens, found)
     entries, invitation = _entries(access, allow_key or [])
     tokenizer = None if made is None else made.tokenizer.sha256
-    run = NewRun(run_id, chosen, found, seq_len, chosen_codec(codec), access, entries, tokenizer)
+    merge = chosen_codec(codec, MEASURED if verify is None else REPEATABLE)
+    run = NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify)
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(run, groups, options, token_size, total_tokens=total_tokens, local_steps=local_steps)
+    if verify is not None:
+        ensure_supported(written.proposal.state, FILES[0], ARCHITECTURES)
     if written.proposal.notice:
         say(f"{written.proposal.notice}\n")
     _write(folder, written)
@@ -246,10 +264,14 @@ def _write(folder: Path, written: Written) -> None:
 
 def _say_next(folder: Path, written: Written, invitation: str | None) -> None:
     state, data = folder / "state.toml", None if written.data is None else folder / "data.toml"
-    check, coordinator, client = next_commands(written.proposal.state, state, data, invitation)
+    check, coordinator, client, *verifying = next_commands(written.proposal.state, state, data, invitation)
     say(f"\nwrote {state}{'' if data is None else f' and {data}'}. Next:")
     say(f"  {check}\n  {coordinator}")
     say(f"  {client}    # on each machine that trains, in a terminal of its own")
+    if verifying:
+        token, verifier = verifying
+        say(f"  {token}    # where the coordinator runs; it prints the token for the next command")
+        say(f"  {VERIFIER_TOKEN_VARIABLE}=… {verifier}    # on a machine of your own")
     if invitation is not None:
         say("the invitation is for one client; `epochal invite` makes others")
     if data is not None and data_of(written.proposal.state.model.LLM.data_location)[0].loopback:

@@ -81,6 +81,7 @@ BlobsOption: TypeAlias = Annotated[
         "checkpoints. Not needed with `\\[blobs] store`.",
     ),
 ]
+WAIT_FOR_STORE_S = 60.0
 
 
 def coordinator(
@@ -93,6 +94,15 @@ def coordinator(
     port: PortOption = 8000,
     store: StoreOption = None,
     blobs: BlobsOption = None,
+    wait_for_store: Annotated[
+        float,
+        typer.Option(
+            "--wait-for-store",
+            min=0,
+            metavar="SECONDS",
+            help="How long to wait at the start for a store that cannot be used yet, such as a database that is down.",
+        ),
+    ] = WAIT_FOR_STORE_S,
     restored: Annotated[
         bool,
         typer.Option("--restored", help="The store is a restored backup: clients return to the state that it holds."),
@@ -139,6 +149,7 @@ def coordinator(
         version=__version__,
         source=str(state_path),
         is_restored=restored,
+        wait_for_store_s=wait_for_store,
         notified=notified_of(state),
         other_connections=0 if data_config is None else DEFAULT_LIMITS.connections.total,
         allowed_hosts=tuple(allowed_host or ()),

@@ -100,7 +100,8 @@ def verifier(
     """Compute results of a run's members again, and report how far apart the two are.
 
     The coordinator says which results, by lease, and judges what comes of it. Run it on the operator's own machines, as
-    many as you like, each with a token of its own. What it holds when it ends goes to another one.
+    many as you like, each with a token of its own. What it holds when it is stopped goes to another one. It ends by
+    itself once the run is finished and no other result is to be computed.
     """
     start_logging(log_format, verbose=verbose)
     check_worker_token(token, VERIFIER_TOKEN_VARIABLE, "verifier")

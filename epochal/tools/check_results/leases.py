@@ -47,14 +47,18 @@ class HeldLease:
 
 
 async def work_by_lease(
-    policy: RetryPolicy, lease: Callable[[float], Awaitable[T | None]], carry_out: Callable[[T], Awaitable[None]]
+    policy: RetryPolicy,
+    lease: Callable[[float], Awaitable[T | None]],
+    carry_out: Callable[[T], Awaitable[None]],
+    is_over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Carry out leased work until cancelled.
+    """Carry out leased work until cancelled, or until there is no more where none will come.
 
     Args:
         policy: how long requests to the coordinator are repeated.
         lease: returns work that comes within so many seconds; None if none does.
         carry_out: does it.
+        is_over: returns whether no other work will come.
 
     Raises:
         Refused: the coordinator refuses for good.
@@ -63,10 +67,13 @@ async def work_by_lease(
     backoff = policy.begin()
     while True:
         try:
-            leased = await lease(POLL_S)
+            ends = is_over()
+            leased = await lease(0.0 if ends else POLL_S)
             backoff.reset()
             if leased is not None:
                 await carry_out(leased)
+            elif ends:
+                return
         except CoordinatorUnreachable as error:
             await backoff.wait(error)
         except Refused as refusal:

@@ -111,6 +111,10 @@ def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:
     return ChosenModel("HfLlama" if config["model_type"] == "llama" else "HfAuto", config)
 
 
+REPEATABLE = tuple(row for row in MEASURED if not row.merge.error_feedback)
+"""What was measured of runs whose results can be computed again."""
+
+
 def chosen_codec(name: str, rows: Sequence[Measured] = MEASURED) -> dict[str, Any]:
     """Return the fields of `[merge]` with which a codec is measured to lose little.
 

@@ -56,6 +56,7 @@ _DRAFT: Mapping[str, Mapping[str, float]] = {
         "global_batch_size_start": 8,
         "global_batch_size_end": 8,
         "total_steps": 100,
+        "checkpoint_every": 3,
         "client_timeout_s": 30,
     },
     "merge": {"local_steps": 8},

@@ -110,7 +110,8 @@ def proposed(
     tokens = batches * found.sizes.tokens_per_batch
     if total_tokens is not None:
         sizes["total_steps"] = max(1, math.ceil(total_tokens / tokens))
-    sizes["checkpoint_every"] = checkpoint_every(sizes.get("total_steps", draft.config.total_steps))
+    every = checkpoint_every(sizes.get("total_steps", draft.config.total_steps))
+    sizes["checkpoint_every"] = every if draft.verify is None else max(every, draft.verify.within)
     state = _with(state, config=sizes)
     timers = _timers(state, groups, options, found)
     whole = {**config, **sizes, **timers}

@@ -17,6 +17,7 @@ MAX_WARM_UP_STEPS = 500
 MOST_CHECKPOINTS = 40
 """Of a new run: so many points has the curve of its held-out loss (`epochal evaluate --follow`)."""
 COMMENT_COLUMN = 39
+_REPEATABLE = 'inner_state = "reset"                   # so that verifiers can compute a result again\n'
 _COMMENT = re.compile(r"^([^#\s][^#\n]*?) {2,}(# .*)$", re.MULTILINE)
 
 
@@ -32,6 +33,7 @@ class NewRun:
         access: who may join: "open", "keys" or "invitations".
         entries: the keys, or the invitations' digests, with which it begins.
         tokenizer: SHA-256 of the tokenizer of its data; None where it is not known.
+        verify: percent of its results that verifiers compute again; None for none.
     """
 
     run_id: str
@@ -42,6 +44,7 @@ class NewRun:
     access: str
     entries: tuple[str, ...] = ()
     tokenizer: str | None = None
+    verify: int | None = None
 
 
 def data_text(folder: str, token_size: int, seq_len: int, seed: bytes | None) -> str:
@@ -75,6 +78,9 @@ def state_text(run: NewRun, figures: Mapping[str, Mapping[str, Any]], pin: str =
     parts = [_config_text(run.run_id, figures["config"]), pin, _model_text(run, figures["config"], figures["merge"])]
     if room is not None:
         parts.append(f"\n[blobs]\nmax_total_bytes = {room}          # of results and checkpoints, at the coordinator\n")
+    if run.verify is not None:
+        note = "                            # of the results are computed again: `epochal verifier`"
+        parts.append(f"\n[verify]\npercent = {run.verify}{note}\n")
     if run.access != "open":
         parts.append(f'\n[access]\nmode = "{run.access}"\n{run.access} = {_value(list(run.entries))}\n')
     if run.model.hf is not None:
@@ -83,7 +89,7 @@ def state_text(run: NewRun, figures: Mapping[str, Mapping[str, Any]], pin: str =
 
 
 def _config_text(run_id: str, config: Mapping[str, Any]) -> str:
-    every = checkpoint_every(int(config["total_steps"]))
+    every = config["checkpoint_every"]
     return f"""\
 # docs/state-file.md explains every line. `epochal plan state.toml --clients …` says how a round
 # will go, also after you have changed something, and `epochal check state.toml` what is wrong.
@@ -142,7 +148,7 @@ clip_grad_norm = 1.0
 
 [merge]
 local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]))}
-{_codec_text(run.codec)}"""
+{_codec_text(run.codec)}{"" if run.verify is None else _REPEATABLE}"""
 
 
 def _codec_text(fields: Mapping[str, Any]) -> str:

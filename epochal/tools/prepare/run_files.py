@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from epochal.tools.init.choices import BYTES_VOCABULARY, ChosenData, ChosenModel, llama_config
-from epochal.tools.init.run_text import NewRun, state_text
+from epochal.tools.init.run_text import NewRun, checkpoint_every, state_text
 from epochal.tools.prepare.prepare_options import DATA_ADDRESS
 from epochal.tools.prepare.text_tokenizer import TokenizerIdentity
 
@@ -88,6 +88,7 @@ def state_toml(shape: RunShape) -> str:
         "global_batch_size_start": shape.round_samples,
         "global_batch_size_end": shape.round_samples,
         "total_steps": shape.rounds,
+        "checkpoint_every": checkpoint_every(shape.rounds),
     }
     figures: Mapping[str, Mapping[str, Any]] = {"config": config, "merge": {"local_steps": LOCAL_STEPS}, "blobs": {}}
     return state_text(run, figures, f'data_fingerprint = "{shape.fingerprint}"\n')

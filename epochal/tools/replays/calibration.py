@@ -17,7 +17,6 @@ from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.messages.replay_messages import MAX_DISTANCES, CalibrationReport
 from epochal.state.model.tensors import Tensors, layout_of
-from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.state.replays.replay_distance import replay_distance
 from epochal.state.results import ResultHeader, decode_result, result_of
@@ -98,7 +97,7 @@ class Calibration:
                     continue  # it is not kept any longer
                 for entry in outcome.entries:
                     yield outcome, entry
-            if document.run_state is RunState.FINISHED:
+            if self._run.has_ended:
                 return
             await self._run.next()
 

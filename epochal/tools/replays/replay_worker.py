@@ -103,7 +103,7 @@ class ReplayWorker:
             await self._requests.repeated(self._client.report_calibration, report)
 
     async def run(self) -> None:
-        """Compute until cancelled; what is under way then is given back.
+        """Compute until cancelled, when what is under way is given back, or until the run has ended and all is done.
 
         Raises:
             Refused: the token is not a verifier's of this run, or it has lost its role; or the run has no `[verify]`.
@@ -113,8 +113,11 @@ class ReplayWorker:
         try:
             async with asyncio.TaskGroup() as tasks:
                 following = tasks.create_task(self._parts.run.run())
-                await work_by_lease(self._policy, self._client.lease_replay, self._carry_out)
+                await work_by_lease(
+                    self._policy, self._client.lease_replay, self._carry_out, lambda: self._parts.run.has_ended
+                )
                 following.cancel()
+                self._say("the run is finished, and no other result is to be computed again")
         except BaseExceptionGroup as group:
             raise first_error(group) from None
 

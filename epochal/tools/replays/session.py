@@ -12,6 +12,7 @@ from epochal.run_manager.context import RunAccess
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
 from epochal.state.wire import Sha256
 from epochal.tools.replays.replay import no_ticket
@@ -88,6 +89,11 @@ class FollowedRun:
         self._feed = DocumentFeed(requests)
         self._rounds: dict[int, RoundSetup] = {}
         self.document: RunDocument | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run is finished."""
+        return self.document is not None and self.document.run_state is RunState.FINISHED
 
     async def next(self) -> RunDocument:
         """Return the next run document, as soon as there is one."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.auth import request_rates
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.errors import Refused
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
@@ -80,3 +81,29 @@ async def test_reports_of_what_is_not_open_are_refused_and_a_calibration_counts(
         await api.report_calibration(CalibrationReport(CLASS, CLASS, 4, (0.01, 0.02)))
         (known,) = run.service.run.members.verification.distances.values()
         assert known.calibrated == 0.02
+
+
+async def test_verifier_that_reports_too_often_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_rates, "REPLAYS_PER_PHASE", 3)
+    async with served(state_file(**VERIFIED)) as run:
+        api, other = await verifier_of(run), await verifier_of(run)
+        calibrated = CalibrationReport(CLASS, CLASS, 4, (0.01,))
+        report = ReplayReport(1, ClientId("ab" * 16), sha256_hex(b"a result"), 0.0, 1.0, 1.0, CLASS, CLASS, 5)
+        await api.report_calibration(calibrated)
+        for _ in range(2):
+            with pytest.raises(Refused, match="is not to be computed again"):
+                await api.report_replay(report)
+        failure = ReplayFailure(1, ClientId("ab" * 16), "data", "gone")
+        for late in (api.report_calibration(calibrated), api.report_replay(report), api.report_failed_replay(failure)):
+            with pytest.raises(Refused) as refused:
+                await late
+            assert refused.value.kind is Refusal.RATE_LIMITED
+            assert refused.value.context["retry_after_s"] > 0
+        await other.report_calibration(calibrated)
+
+
+async def test_verifiers_that_are_present_are_counted() -> None:
+    async with served(state_file(**VERIFIED)) as run:
+        assert "\nepochal_coordinator_verifiers 0.0" in (await run.http.get("/metrics")).text
+        assert await (await verifier_of(run)).lease_replay(0.0) is None
+        assert "\nepochal_coordinator_verifiers 1.0" in (await run.http.get("/metrics")).text

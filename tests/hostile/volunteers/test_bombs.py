@@ -1,5 +1,6 @@
 """Files that are small and claim to be huge: each is refused before memory is taken for it, measured in a process."""
 
+import base64
 import io
 import os
 import struct
@@ -67,6 +68,16 @@ except EpochalError as error:
 print(peak_mb() - before, answer)
 """
 
+ROW_OF_ZEROS = base64.b64decode(
+    """
+    UEFSMRUEFQgVGkwVAhUAEgAAKLUv/SAEIQAAAAAAABUAFTQVRiwVgoCAQBUQFQYVBhwYBAAAAAAYBAAAAAAWACgEAAAAABgEAAAAABERAAAAKLUv
+    /SAa0QAABwAAAAP+8v//PwEFAAAAgoCAQAMBgoCAQAAVBBlMNQAYBnNjaGVtYRUCADUCGAZpbnB1dHMVAhUGTDwAAAA1BBgEbGlzdBUCABUCJQIY
+    B2VsZW1lbnQAFgIZHBkcJgAcFQIZNQAGEBk4BmlucHV0cwRsaXN0B2VsZW1lbnQVDBaCgIBAFrwBFuABJj4mCBwYBAAAAAAYBAAAAAAWACgEAAAA
+    ABgEAAAAABERABksFQQVABUCABUAFRAVAgA8KSYCgICAQBlGAAAAgoCAQAAAABa8ARYCJggW4AEAKCBwYXJxdWV0LWNwcC1hcnJvdyB2ZXJzaW9u
+    IDI2LjAuMRkcHAAAAOkAAABQQVIx
+    """
+)
+"""A parquet file with one row of 2^26 + 1 tokens 0: by run lengths and a dictionary 357 bytes."""
 BIG_TEXT = "x" * 1_000_000
 
 
@@ -85,6 +96,10 @@ def arrow_file(path: Path, column: Any) -> None:
     table = pa.table({"text": column})
     with pa.ipc.new_file(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
         file.write_table(table)
+
+
+def parquet_row(path: Path) -> None:
+    path.write_bytes(ROW_OF_ZEROS)
 
 
 def arrow_nulls(path: Path) -> None:
@@ -188,6 +203,7 @@ def mix(path: Path) -> None:
 
 ROWS = "Preprocessed"
 BOMBS = [
+    (parquet_row, "a.parquet", ROWS, "tokens", "row group 0 has 268435460 bytes or more"),
     (arrow_nulls, "a.arrow", ROWS, "packs", "holds a row of 2147483656 bytes"),
     (arrow_runs, "a.arrow", ROWS, "packs", "run_end_encoded"),
     (arrow_views, "a.arrow", ROWS, "packs", "list_view"),

@@ -14,8 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from epochal.cli.output.printing import LISTENING
 from epochal.coordinator.api.request_parts import STALE_HEADER
-from tests.support.drive.processes import in_training
+from tests.support.drive.processes import in_training, prepared_run
 from tests.support.drive.replicas import Surroundings, replicated_run
 from tests.support.servers.database_relay import database_relay
 from tests.support.servers.postgres_server import PostgresServer, postgres_server
@@ -73,6 +74,21 @@ def slow(own: OwnRole) -> Iterator[None]:
     with psycopg.connect(own.server.url(own.database)) as connection:
         connection.execute(f"SELECT FROM {own.role}.epochal_runs FOR UPDATE")
         yield
+
+
+async def test_coordinator_waits_at_its_start_for_a_database_that_is_down(
+    tmp_path: Path, server: PostgresServer
+) -> None:
+    async with database_relay(server) as relay, prepared_run(tmp_path) as run:
+        relay.is_cut = True
+        place = ("--store", relay.before(server.new_database()), "--blobs", str(tmp_path))
+        starting = ("coordinator", str(run.state_path), *place, "--port", "0")
+        (await run.command(*starting, "--wait-for-store", "0")).expect(1)
+        child = await run.children.start("coordinator", *starting)
+        awaited = await run.until_logged(child, "store_awaited", while_answering=False)
+        assert (awaited["within_s"], awaited["reason"].startswith("postgresql://")) == (60.0, True)
+        relay.is_cut = False
+        await run.line_of(child, LISTENING)
 
 
 @pytest.mark.nightly

@@ -257,6 +257,16 @@ def test_check_warns_of_timers_that_modest_lines_break(tmp_path: Path) -> None:
     assert "timeout" not in checked(tmp_path, state_text()).err
 
 
+@pytest.mark.parametrize(("every", "is_early"), [(0, False), (3, True), (7, True), (8, False)])
+def test_check_warns_of_checkpoints_that_end_replays_early(tmp_path: Path, every: int, is_early: bool) -> None:
+    verified = {"merge__inner_state": "reset", "verify__within": 8}
+    ran = checked(tmp_path, state_text(config__checkpoint_every=every, **verified))
+    ran.expect(0, "is valid")
+    said = f"config.checkpoint_every is {every}, verify.within is 8: verifiers have {every} to {2 * every} rounds"
+    assert (said in ran.err) is is_early
+    assert "verify.within" not in checked(tmp_path, state_text(config__checkpoint_every=every)).err
+
+
 def test_state_file_of_the_page_on_torch_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("transformers")
     page = (Path(__file__).parents[3] / "docs" / "torch.md").read_text(encoding="utf-8")

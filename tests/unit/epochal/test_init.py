@@ -18,6 +18,7 @@ from epochal.tools.init.run_text import NewRun, checkpoint_every
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
 from tests.support.drive.cli import run_main
+from tests.support.heavy import need_module
 from tests.support.thinned import thinned
 
 CLIENTS = "2 x 1gbit/1gbit 1ms 1M tokens/s"
@@ -123,6 +124,30 @@ def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> Non
     assert len(state_in(tmp_path).access.invitations) == 1
     code = ran.out.partition("--invitation ")[2].split()[0]
     assert code not in (tmp_path / "state.toml").read_text()
+
+
+@pytest.mark.parametrize("codec", ["float32", "int8", "int4"])
+def test_run_that_verifies_is_one_that_check_takes_without_notes(tmp_path: Path, tokens: Path, codec: str) -> None:
+    ran = run_main("init", str(tmp_path / "run"), "--data", str(tokens), "--verify", "10", "--codec", codec)
+    ran.expect(0, "epochal token verifier runs/run", "EPOCHAL_VERIFIER_TOKEN=… epochal verifier http://127.0.0.1:8000 ")
+    state = state_in(tmp_path / "run")
+    assert state.verify is not None
+    assert (state.verify.percent, state.merge.codec, state.merge.inner_state) == (10, codec, "reset")
+    files = (str(tmp_path / "run" / "state.toml"), "--data-config", str(tmp_path / "run" / "data.toml"))
+    checked = run_main("check", *files)
+    checked.expect(0, "is valid")
+    assert "note:" not in checked.err
+
+
+def test_run_that_verifies_is_refused_what_cannot_be_repeated(tmp_path: Path) -> None:
+    verified = ("init", str(tmp_path / "run"), "--verify", "5")
+    run_main(*verified, "--local-steps", "101").expect(2, "`local_steps = 100, or fewer` where there is a `[verify]`")
+    run_main(*verified, "--codec", "int2").expect(2, "--codec 'int2'", "allowed: float32, int8, int4")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 256, "attn_pdrop": 0.1}))
+    need_module("transformers")
+    run_main(*verified, "--model", str(config)).expect(2, "model.LLM.hf.attn_pdrop", "`attn_pdrop = 0.0`")
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

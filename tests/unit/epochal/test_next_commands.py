@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from epochal.state.config.state_file import StateFile, parse_state
+from epochal.state.config.verify_table import VerifyConfig
 from epochal.tools.init.next_commands import next_commands
 from tests.support.data.states import state_file
 from tests.support.deployment import parsed_command
@@ -48,7 +49,8 @@ def test_commands_reach_where_the_data_server_is(address: str, listening: str, j
 
 @pytest.mark.parametrize("address", [ADDRESS, "tls://a.example:39405", "[2001:db8::1]:39405"])
 def test_commands_are_taken_by_the_command_line(address: str) -> None:
-    for command in next_commands(state_served_at(address), Path("my run/state.toml"), DATA_PATH, "-code"):
+    state = state_served_at(address).model_copy(update={"verify": VerifyConfig()})
+    for command in next_commands(state, Path("my run/state.toml"), DATA_PATH, "-code"):
         name, _ = parsed_command(shlex.split(command)[1:])
         assert name in command
 

@@ -225,16 +225,40 @@ def test_replay_of_a_replica_that_cannot_be_built_any_more_is_dropped() -> None:
     assert all(one.step == 2 for one in open_of(driver))
 
 
-def test_three_failures_drop_a_replay_and_blame_nobody() -> None:
+def fail(driver: Driver, replay: OpenReplay, verifier: str) -> tuple[Instruction, ...]:
+    failure = ReplayFailure(replay.step, replay.client_id, "data", "the data have gone")
+    return driver.send(ReplayFailed(verifier, failure))
+
+
+def test_failures_of_three_verifiers_drop_a_replay_and_blame_nobody() -> None:
     driver, newcomer = with_newcomer()
     (exam,) = open_of(driver, newcomer)
-    failure = ReplayFailure(exam.step, newcomer, "data", "the data have gone")
-    assert driver.send(ReplayFailed("v", failure)) == driver.send(ReplayFailed("w", failure)) == ()
-    assert "the data have gone" in only(driver.send(ReplayFailed("v", failure)), ReplaysDropped).reason
+    assert fail(driver, exam, "v") == fail(driver, exam, "w") == ()
+    assert "the data have gone" in only(fail(driver, exam, "x"), ReplaysDropped).reason
     assert open_of(driver, newcomer) == []
     assert newcomer in driver.run.members
     with refused("stale-round"):
-        driver.send(ReplayFailed("v", failure))
+        fail(driver, exam, "v")
+
+
+def test_verifier_that_fails_again_and_again_leaves_the_replay_to_others() -> None:
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    heard(driver, "bad")
+    for _ in range(3):
+        assert exam.key in due_keys(driver, "bad")
+        assert fail(driver, exam, "bad") == ()
+    assert exam.key not in due_keys(driver, "bad")
+    before = driver.run
+    assert fail(driver, exam, "bad") == ()
+    assert driver.run is before
+    assert only(report(driver, exam, LIE, "v"), ReplayJudged).verdict == "disputed"
+    assert exam.key not in due_keys(driver, "bad")
+    assert exam.key in due_keys(driver, "v"), "nobody else is to report it"
+
+
+def due_keys(driver: Driver, verifier: str) -> list[str]:
+    return [one.key for one in driver.run.members.verification.due(verifier, driver.run.progress.step, 8)]
 
 
 def test_share_of_a_new_key_grows_only_while_none_awaits_a_replay() -> None:
@@ -567,8 +591,9 @@ def test_verifier_silent_for_longest_is_forgotten_for_a_new_one() -> None:
     assert "first" not in driver.run.members.verification.verifiers
 
 
-def test_doubted_verifier_that_cannot_do_its_test_goes_on() -> None:
-    driver = verified(1, 2, 3, percent=50)
+def doubted() -> tuple[Driver, OpenReplay]:
+    """Return a driver in which verifier "bad" has contradicted another one, and the result by which it is tested."""
+    driver = verified(1, 2, 3, percent=50, within=64)
     heard(driver, "h", "i", "bad")
     one = comparable(driver)
     report(driver, one, HONEST, "h")
@@ -577,9 +602,28 @@ def test_doubted_verifier_that_cannot_do_its_test_goes_on() -> None:
     disputed = open_of(driver)[0]
     report(driver, disputed, LIE, "bad")
     report(driver, disputed, HONEST, "h")
-    driver.send(ReplayFailed("bad", ReplayFailure(one.step, one.client_id, "replica", "too old")))
-    assert driver.run.members.verification.test_of("bad") is None
-    assert not driver.run.members.verification.verifiers["bad"].is_refused
+    return driver, one
+
+
+def test_verifier_that_fails_at_its_test_gets_it_again_and_then_loses_its_role() -> None:
+    driver, test = doubted()
+    for is_last in (False, False, True):
+        assert due_keys(driver, "bad")[0] == test.key
+        told = only(fail(driver, test, "bad"), VerifierTested)
+        assert (told.found, told.is_refused) == (None, is_last)
+        assert test.key not in due_keys(driver, "bad"), "once in a round: data may come back"
+        play(driver)
+    with refused("forbidden"):
+        fail(driver, test, "bad")
+
+
+def test_verifier_that_passes_its_test_at_last_is_doubted_no_more() -> None:
+    driver, test = doubted()
+    fail(driver, test, "bad")
+    play(driver)
+    assert not only(report(driver, test, HONEST, "bad"), VerifierTested).is_refused
+    known = driver.run.members.verification.verifiers["bad"]
+    assert (known.doubt, known.failed_tests) == ("", ())
 
 
 def _events() -> st.SearchStrategy[list[tuple[str, int, float]]]:
@@ -602,7 +646,7 @@ def _apply(driver: Driver, kind: str, number: int, excess: float) -> None:
             report(driver, one, excess, f"v{number % 3}", (CPU, GPU)[number % 2], took_ms=number)
         case "fail" if replays:
             one = replays[number % len(replays)]
-            driver.send(ReplayFailed("v0", ReplayFailure(one.step, one.client_id, "data", "")))
+            fail(driver, one, f"v{number % 4}")
         case "absolve":
             driver.send(stimuli.ClientAbsolved(client(number + 1)))
 
