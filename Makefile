@@ -80,7 +80,7 @@ docs-serve: $(STAMP)  ## the site of the documentation on http://127.0.0.1:8800,
 	$(BIN)/python -m mkdocs serve --dev-addr 127.0.0.1:8800
 
 screenshots: $(STAMP)  ## the pictures of the run's page in docs/, taken anew of a run in a browser
-	EPOCHAL_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/python -m pytest -q tests/browser/test_live_run.py
+	EPOCHAL_SCREENSHOTS=$(CURDIR)/build/screenshots $(BIN)/python -m pytest -q tests/browser/test_pictures.py
 	$(BIN)/python -m docs.screenshots build/screenshots
 
 bench: $(STAMP)  ## the figures, each beside its baseline in one run

@@ -12,21 +12,8 @@ from epochal.state.shown.glossary import FATES, PARTS
 from epochal.state.shown.tries import shown_step
 from epochal.view.waterfall import PART_WORDS, BarRow, Waterfall, waterfall
 
-COLOURS = {
-    "document": "dim",
-    "replica": "cyan",
-    "data": "yellow",
-    "train": "green",
-    "encode": "magenta",
-    "upload": "red",
-    "check": "blue",
-    "attest": "cyan",
-    "download": "red",
-    "merge": "blue",
-}
-"""Colour of each part of a client's round."""
-STYLES = {PARTS[name].letter: colour for name, colour in COLOURS.items()}
-"""The same by the part's letter."""
+STYLES = {part.letter: f"#000000 on {part.colour}" for part in PARTS.values()}
+"""Style of each part of a client's round, by its letter."""
 WAITS = "-"
 """Represents time between a client's result and what it does next."""
 NOTHING_YET = "No round has ended yet of which the clients are known."

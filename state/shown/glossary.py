@@ -1,7 +1,8 @@
 """The names of what is shown of a run: the parts of a client's round, ends of its work, phases.
 
 The rule kept here: the page in a browser, the terminal, the plots and the reports take their words from these tables,
-and from the glossary (`epochal.runtime.glossary`), so that one thing has one name wherever it is seen.
+and from the glossary (`epochal.runtime.glossary`), so that one thing has one name wherever it is seen; and the parts of
+a round their colours and patterns.
 """
 
 from collections.abc import Mapping
@@ -21,33 +22,45 @@ class PartWords:
         letter: represents it where there is room for nothing else.
         label: its name.
         means: what the client does in it.
+        colour: its ground, as a hexadecimal number of red, green and blue, bright enough for black letters.
+        hatch: lines on that ground, in the language of matplotlib's `hatch`, so that parts differ without colours.
     """
 
     letter: str
     label: str
     means: str
+    colour: str
+    hatch: str
 
 
 PARTS: Mapping[str, PartWords] = MappingProxyType(
     {
-        "document": PartWords("W", "waiting for the document", "Waiting for the run document that begins the round."),
+        "document": PartWords(
+            "W", "waiting for the document", "Waiting for the run document that begins the round.", "#c9d3df", ""
+        ),
         "replica": PartWords(
             "R",
             "getting the model ready",
             "Getting the model of this round ready: waiting for the last update, fetching and applying it.",
+            "#b9dcd6",
+            "-",
         ),
-        "data": PartWords("D", "data", "Waiting for training data: fetching, decoding and packing it."),
-        "train": PartWords("T", "training", "Computing on the data."),
-        "encode": PartWords("E", "encoding", "Making the result small enough to send."),
-        "upload": PartWords("U", "upload", "Sending the result."),
-        "check": PartWords("C", "check", "The coordinator, or a checker, checks the result."),
-        "attest": PartWords("A", "attestation", "Waiting until the witnesses attest which results came in time."),
-        "download": PartWords("L", "download", "Receiving the update of the round before."),
-        "merge": PartWords("M", "merge", "Applying the update to the model."),
+        "data": PartWords("D", "data", "Waiting for training data: fetching, decoding and packing it.", "#f2d7a6", "|"),
+        "train": PartWords("T", "training", "Computing on the data.", "#a9cdf5", "\\"),
+        "encode": PartWords("E", "encoding", "Making the result small enough to send.", "#d9c6f0", "/"),
+        "upload": PartWords("U", "upload", "Sending the result.", "#f6b9a2", "--"),
+        "check": PartWords("C", "check", "The coordinator, or a checker, checks the result.", "#e9e3a0", "||"),
+        "attest": PartWords(
+            "A", "attestation", "Waiting until the witnesses attest which results came in time.", "#c4e3b0", "x"
+        ),
+        "download": PartWords("L", "download", "Receiving the update of the round before.", "#f3bfd8", "+"),
+        "merge": PartWords("M", "merge", "Applying the update to the model.", "#b5d7e9", ".."),
     }
 )
 """The parts of a client's round in their order, by the name that their seconds have in `ClientFigures` (`train_s`)."""
-NOT_REPORTED = PartWords("?", "not reported", "Time of which the client reports nothing, or nothing yet.")
+NOT_REPORTED = PartWords(
+    "?", "not reported", "Time of which the client reports nothing, or nothing yet.", "#e6e6e6", "."
+)
 """Time of a client that is in none of the parts."""
 WHOSE_NOBODY: Mapping[str, str] = MappingProxyType(
     {

@@ -68,8 +68,9 @@ async def test_question_and_narrow_table_break_no_rule(browser: "Browser", run: 
         await page.locator(PARTS["members"]).first.wait_for()
         assert await in_both_schemes(page) == []
         await run.open(page, "operate")
-        await page.get_by_label("Token").fill("a-token")
+        await page.get_by_label("Token").fill(run.admin_token)
         await page.keyboard.press("Enter")
+        await page.get_by_role("button", name="Pause…").wait_for()
         assert await in_both_schemes(page) == []
         await page.get_by_role("button", name="Pause…").press("Enter")
         assert await in_both_schemes(page) == []

@@ -52,13 +52,13 @@ async def test_page_of_a_run_that_goes_back_reads_its_history_again(browser: "Br
         await run.play(2)
         await page.goto(run.url)
         steps = page.locator("[data-figure=step]")
-        await steps.get_by_text("4 of 1,000 done").wait_for()
+        await steps.get_by_text("4 of 1,000").wait_for()
         await run.stop()
         run.go_back_to(tmp_path / "copy")
         await run.start(is_restored=True)
-        await steps.get_by_text("2 of 1,000 done").wait_for()
+        await steps.get_by_text("2 of 1,000").wait_for()
         await run.play(3)
-        await steps.get_by_text("5 of 1,000 done").wait_for()
+        await steps.get_by_text("5 of 1,000").wait_for()
         assert told.unexpected == []
 
 

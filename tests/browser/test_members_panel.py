@@ -193,7 +193,7 @@ async def test_clients_page_is_the_address_in_its_log(browser: "Browser", run: S
         assert f"{told['figures']['applied']} applied, {told['figures']['lost']} lost" in facts
         assert f"{told['figures']['tokens']:,} applied" in facts
         shown = await page.get_by_role("region", name="Its last rounds").locator("tbody tr").all_inner_texts()
-        assert [text.split("\t")[0] for text in shown] == [str(found["number"]) for found in told["rounds"]][::-1]
+        assert [text.split("\t")[0] for text in shown] == [str(found["step"]) for found in told["rounds"]][::-1]
         assert all("applied" in text for text in shown)
         assert await page.get_by_text("Nothing of it was refused.").count() == 1
         assert complaints.unexpected == []

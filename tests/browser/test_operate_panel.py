@@ -36,7 +36,7 @@ async def enter(page: "Page", run: ShownRun, token: str) -> None:
     await run.open(page, "operate")
     await page.get_by_label("Token").fill(token)
     await page.keyboard.press("Enter")
-    await page.get_by_text("An admin token is in this page's memory").wait_for()
+    await page.get_by_text("The coordinator accepts the admin token").wait_for()
 
 
 async def act(page: "Page", name: str, answer: str) -> None:
@@ -121,7 +121,7 @@ async def test_nothing_is_sent_unless_the_question_is_answered(browser: "Browser
         await page.get_by_role("button", name="Pause…").click()
         await page.keyboard.press("Escape")
         await page.get_by_text("Nothing was done.").wait_for()
-        await act(page, "Resume…", "Cancel")
+        await act(page, "Pause…", "Cancel")
         await page.get_by_role("dialog").wait_for(state="detached")
         assert [request.url for request in requests.made if request.method != "GET"] == []
         assert not run.coordinator.service.run.progress.pause_pending
@@ -141,15 +141,31 @@ async def test_focus_is_in_the_question_and_then_where_it_was(browser: "Browser"
         assert await page.evaluate(focused) == "Pause…"
 
 
+async def test_only_what_can_be_done_now_can_be_pressed(browser: "Browser", run: ShownRun) -> None:
+    async with opened(browser) as (page, _):
+        await enter(page, run, run.admin_token)
+        enabled = page.locator("section.action button:enabled")
+        await page.get_by_role("button", name="Take the end back…", disabled=True).wait_for()
+        await page.get_by_text("nobody needs an invitation").wait_for()
+        assert await enabled.all_inner_texts() == ["Pause…", "End after this step…", "Eject…"]
+        await page.get_by_role("button", name="Pause…").focus()
+        await act(page, "Pause…", "Pause")
+        await page.get_by_role("button", name="Pause…", disabled=True).wait_for()
+        assert "Resume…" in await enabled.all_inner_texts()
+        assert await page.evaluate("document.activeElement.textContent") == "Resume…"
+        await page.get_by_role("button", name="Eject…").click()
+        await page.get_by_text("Choose a member first.").wait_for()
+
+
 async def test_wrong_token_is_refused_in_words(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, complaints):
         complaints.expected.append("403")
-        await enter(page, run, "not-the-token")
-        await act(page, "Pause…", "Pause")
-        await page.get_by_text("this is not the admin token").wait_for()
-        assert not run.coordinator.service.run.progress.pause_pending
-        await page.get_by_role("button", name="Forget it").click()
-        await page.get_by_label("Token").wait_for()
+        await run.open(page, "operate")
+        await page.get_by_label("Token").fill("not-the-token")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("This is not the run's admin token.").wait_for()
+        assert await page.get_by_role("button", name="Pause…").count() == 0
+        assert await page.get_by_label("Token").is_visible()
 
 
 async def test_member_is_ejected_from_its_own_page(browser: "Browser", run: ShownRun) -> None:
@@ -157,7 +173,7 @@ async def test_member_is_ejected_from_its_own_page(browser: "Browser", run: Show
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
         await run.open(page, f"operate/eject/{client_id}")
-        assert await page.get_by_label("Member's id").input_value() == client_id
+        await page.locator(f"option[value='{client_id}']:checked").wait_for(state="attached")
         await act(page, "Eject…", "Eject")
         await page.get_by_text("was ejected").wait_for()
         assert client_id not in run.coordinator.service.run.members
@@ -192,11 +208,11 @@ async def test_token_is_in_no_storage_address_log_or_trace(
         await page.get_by_text("The run pauses after this round.").wait_for()
         await run.open(page, "join")
         await run.open(page, "operate")
-        await page.get_by_text("An admin token is in this page's memory").wait_for()
+        await page.get_by_text("The coordinator accepts the admin token").wait_for()
         kept, state = await page.evaluate(KEPT), await page.context.storage_state()
         traced = await browser.stop_tracing()
         shown = [request for request in requests.made if "authorization" in await request.all_headers()]
-        assert [request.url.rpartition("/")[2] for request in shown] == ["pause"]
+        assert [request.url.rpartition("/")[2] for request in shown] == ["invitations", "pause"]
         assert not [
             request.url for request in requests.made if token in request.url or token in (request.post_data or "")
         ]

@@ -1,5 +1,6 @@
 """The round in a browser: a waterfall of its clients that says what the API says, and who is slow at what."""
 
+import re
 from collections.abc import AsyncIterator
 from decimal import ROUND_HALF_UP, Context
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 
+from epochal.state.shown.glossary import NOT_REPORTED, PARTS
 from tests.support.browser.browser import opened
 from tests.support.drive.played_rounds import Watched, play_round
 from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, served_over_sockets, training
@@ -52,7 +54,7 @@ def rounded(value: float, digits: int) -> str:
 async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, complaints):
         await page.goto(f"{watched.url}#/round/{ROUNDS - 1}")
-        shown = section(page, f"Round {ROUNDS - 1}")
+        shown = section(page, f"Step {ROUNDS}")
         detail = await watched.asked(f"/history/rounds/{ROUNDS - 1}")
         slowest = sorted(detail["clients"], key=lambda client: -client["delivered_s"])
         assert await shown_clients(shown) == [client["client_id"] for client in slowest]
@@ -66,13 +68,28 @@ async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Br
         assert complaints.unexpected == []
 
 
+async def test_bars_have_the_colours_and_patterns_of_the_table(browser: "Browser", watched: Watched) -> None:
+    known = {name: part.colour for name, part in PARTS.items()} | {"unknown": NOT_REPORTED.colour}
+    async with opened(browser) as (page, _):
+        await page.goto(f"{watched.url}#/round")
+        await page.locator(".waterfall li").first.wait_for()
+        made = await page.evaluate(
+            """[...document.querySelectorAll("pattern")].map(({ id, firstChild: ground, lastChild: lines }) =>
+                [id.slice("part-".length), ground.getAttribute("fill"), lines.getAttribute("d")])"""
+        )
+        assert {name: colour for name, colour, _ in made} == known
+        lines = [line for _, _, line in made]
+        assert len(set(lines)) == len(lines), "parts differ without their colours"
+        assert all(re.fullmatch(r"([MLHVhvz0-9 -]+)?", line) for line in lines)
+
+
 async def test_links_lead_from_round_to_round(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round")
-        await page.get_by_role("link", name=f"‹ round {ROUNDS - 2}").click()
-        await section(page, f"Round {ROUNDS - 2}").locator(".waterfall li").first.wait_for()
-        await page.get_by_role("link", name=f"round {ROUNDS - 1} ›").click()
-        await section(page, f"Round {ROUNDS - 1}").locator(".waterfall li").first.wait_for()
+        await page.get_by_role("link", name="‹ the round before").click()
+        await section(page, f"Step {ROUNDS - 1}").locator(".waterfall li").first.wait_for()
+        await page.get_by_role("link", name="the round after ›").click()
+        await section(page, f"Step {ROUNDS}").locator(".waterfall li").first.wait_for()
         assert await page.get_by_role("link", name="›").count() == 0
 
 
@@ -94,7 +111,7 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         said = await shown.locator("p").first.inner_text()
         assert all(client.client_id[:12] in said for client in watched.clients), "all three are awaited"
         await page.get_by_role("heading", name=f"The round under way: step {ROUNDS + 1}", exact=True).wait_for()
-        await section(page, f"Round {ROUNDS - 1}, the last one").wait_for()
+        await section(page, f"The last round: step {ROUNDS}").wait_for()
 
 
 async def test_more_clients_are_offered_where_not_all_are_shown(browser: "Browser", watched: Watched) -> None:
@@ -137,7 +154,7 @@ async def test_page_says_why_the_run_is_not_faster(browser: "Browser", watched: 
 async def test_waterfall_as_a_table_has_the_same_figures(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round/0")
-        shown = section(page, "Round 0")
+        shown = section(page, "Step 1")
         await shown.locator(".waterfall li").first.wait_for()
         await shown.get_by_text("As a table").click()
         await shown.locator("tbody tr").first.wait_for()
@@ -153,6 +170,6 @@ async def test_round_that_is_not_held_is_said_so(browser: "Browser", watched: Wa
     async with opened(browser) as (page, complaints):
         complaints.expected = ["404"]
         await page.goto(f"{watched.url}#/round/{word}")
-        expected = "are not held; held: 0 to 2" if word == "99" else "the last one"
+        expected = "are not held; held: 0 to 2" if word == "99" else "The last round"
         await page.get_by_text(expected).first.wait_for()
         assert complaints.unexpected == []

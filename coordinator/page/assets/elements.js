@@ -42,3 +42,11 @@ export function newId(prefix) {
   count += 1;
   return `${prefix}-${count}`;
 }
+
+/** Return a table that scrolls by itself where it is too wide. `label` names its region; a row's first cell is its header. */
+export function scrollingTable(label, caption, heads, rows, attributes = {}) {
+  const head = h("thead", {}, h("tr", {}, heads.map((text) => h("th", { scope: "col" }, text))));
+  const body = rows.map(([first, ...cells]) => h("tr", {}, h("th", { scope: "row" }, first), cells.map((cell) => h("td", {}, cell))));
+  return h("div", { class: "scrolls", tabindex: 0, role: "region", "aria-label": label, ...attributes },
+    h("table", {}, caption ? h("caption", {}, caption) : null, head, h("tbody", {}, body)));
+}

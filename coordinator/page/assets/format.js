@@ -9,8 +9,8 @@ export function whole(value) {
 }
 
 /** 1, "client" → "1 client"; 2 → "2 clients". */
-export function counted(value, word) {
-  return `${whole(value)} ${word}${value === 1 ? "" : "s"}`;
+export function counted(value, word, ending = "s") {
+  return `${whole(value)} ${word}${value === 1 ? "" : ending}`;
 }
 
 const SCALES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];

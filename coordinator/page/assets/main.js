@@ -44,8 +44,6 @@ async function showPanel(place) {
   panel.mount(main, store, router.place, router);
   panel.update(router.place);
   if (!isFirst) main.focus({ preventScroll: true });
-  const title = panelOf(name)?.title ?? "";
-  document.title = [title, store.runId === null ? "" : visible(store.runId), "Epochal"].filter(Boolean).join(" · ");
 }
 
 class TokenPanel {
@@ -92,7 +90,9 @@ function update() {
   status.dataset.state = connection.state;
   const problem = store.problem?.wantsToken ? null : store.problem;
   setText(document.getElementById("notice"), problem === null ? "" : `Not all is shown yet: ${visible(problem.message)}`);
-  setText(document.getElementById("run-name"), store.runId === null ? "" : visible(store.runId));
+  const runName = store.runId === null ? "" : visible(store.runId), title = panelOf(router.place.panel)?.title ?? "";
+  setText(document.getElementById("run-name"), runName);
+  document.title = [runName, title, "Epochal"].filter(Boolean).join(" · ");
   showLinks(router.place);
   showPanel(router.place);
 }

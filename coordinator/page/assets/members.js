@@ -33,6 +33,11 @@ export class MemberColumns {
     return columns[name]?.[isPresent ? row : row - this.presentCount] ?? null;
   }
 
+  /** Return whether any member has a value of this field. */
+  has(name) {
+    return [this.#present, this.#gone].some((columns) => columns[name]?.some((value) => value !== null));
+  }
+
   /** Return all fields of a member. */
   row(row) {
     return Object.fromEntries(Object.keys(this.#present).map((name) => [name, this.get(name, row)]));

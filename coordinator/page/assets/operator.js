@@ -19,6 +19,11 @@ export const operator = {
     held = undefined;
   },
 
+  /** Throw a `Problem` unless the coordinator takes the token as the admin's. */
+  async check(store) {
+    await this.act(store, "invitations", { method: "GET" });
+  },
+
   /** Return the JSON of an answer to a request with the token; null if it is empty. Throws a `Problem` as `Api.json`. */
   async act(store, place, options = {}) {
     return store.api.json(store.path(place), { method: "POST", token: held, ...options });

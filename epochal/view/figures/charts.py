@@ -11,13 +11,12 @@ from itertools import pairwise
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures, thinned
 from epochal.state.shown.explanation import settled_rounds
+from epochal.state.shown.smoothing import SMOOTHED_PART, smoothed
 from epochal.view.figures.run_record import RunRecord
 from epochal.view.waterfall import Waterfall, shortened, waterfall
 
 MAX_POINTS = 1500
 """Maximum number of rows in a chart; more are merged, as a coordinator does."""
-SMOOTHED_ROUNDS = 20
-"""Number of rounds over which the smoothed loss is an exponential mean."""
 MAX_MARKS = 64
 """Maximum number of points of a line that are drawn as marks, too; more would hide what is below them."""
 MB = 1_000_000
@@ -40,6 +39,7 @@ class LineChart:
     Attributes:
         note: says what is seen, for who cannot see it.
         from_zero: whether the y axis begins at 0.
+        is_whole: whether all values are whole numbers.
     """
 
     title: str
@@ -48,6 +48,7 @@ class LineChart:
     y_label: str
     lines: tuple[Line, ...]
     from_zero: bool = True
+    is_whole: bool = False
 
 
 Chart = LineChart | Waterfall
@@ -80,7 +81,11 @@ def _ends(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
 def _loss(whole: Sequence[RoundFigures], rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation]) -> LineChart:
     xs = _ends(rows)
     losses = tuple(math.nan if row.loss is None else row.loss for row in rows)
-    lines = [Line("training, each round", xs, losses), Line("training, smoothed", xs, smoothed(rows))]
+    middles = [row.number + (row.rounds - 1) / 2 for row in rows]
+    half = SMOOTHED_PART * (middles[-1] - middles[0])
+    means = smoothed(middles, [row.loss for row in rows], [row.rounds for row in rows], half)
+    averaged = tuple(math.nan if mean is None else mean for mean in means)
+    lines = [Line("training, each round", xs, losses), Line("training, smoothed", xs, averaged)]
     by_step = {row.step: x for row, x in zip(rows, xs, strict=True)}
     for name in sorted({found.name for found in evaluations}):
         points = sorted((found.step, found.loss) for found in evaluations if found.name == name)
@@ -116,21 +121,6 @@ def _columns(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], 
     return tuple(x for x, _ in points), tuple(y for _, y in points)
 
 
-def smoothed(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
-    """Return the exponential mean of the losses over `SMOOTHED_ROUNDS` rounds; a row counts for each of its rounds.
-
-    The weights of the first rounds add up to 1, as in Adam (Kingma and Ba, 2015, section 3), so none is overweight.
-    """
-    found: list[float] = []
-    total = weight = 0.0
-    for row in rows:
-        if row.loss is not None:
-            kept = (1 - 1 / SMOOTHED_ROUNDS) ** row.rounds
-            total, weight = kept * total + (1 - kept) * row.loss, kept * weight + (1 - kept)
-        found.append(total / weight if weight else math.nan)
-    return tuple(found)
-
-
 def _members(rows: Sequence[RoundFigures]) -> LineChart:
     xs = _ends(rows)
     lines = (
@@ -139,7 +129,8 @@ def _members(rows: Sequence[RoundFigures]) -> LineChart:
         Line("with work", xs, tuple(float(row.clients) for row in rows)),
     )
     most = max(row.members for row in rows)
-    return LineChart("Members", f"{rows[-1].members} at the end, at most {most}", "round", "clients", lines)
+    note = f"{rows[-1].members} at the end, at most {most}"
+    return LineChart("Members", note, "round", "clients", lines, is_whole=True)
 
 
 def _throughput(rows: Sequence[RoundFigures]) -> LineChart:

@@ -10,6 +10,7 @@ import math
 import warnings
 from typing import Any
 
+from epochal.state.shown.glossary import PartWords
 from epochal.state.text.html_tables import text_html
 from epochal.view.figures.charts import Chart, LineChart
 from epochal.view.waterfall import PART_WORDS, Waterfall
@@ -23,7 +24,8 @@ COLOURS = (
 )  # fmt: skip
 """Those of Okabe and Ito (jfly.uni-koeln.de/color), which all kinds of colour vision distinguish."""
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "1 4", "12 5")
-HATCHES = ("", "//", "\\\\", "xx", "..", "||", "--", "++", "oo", "**")
+INK = "#39424d"
+"""Colour of the patterns of a round's parts."""
 SETTINGS: dict[Any, Any] = {
     "svg.hashsalt": "epochal",
     "svg.fonttype": "path",
@@ -98,6 +100,8 @@ def _draw_lines(axes: Any, chart: LineChart) -> None:
     axes.grid(axis="y", alpha=0.25)
     if chart.from_zero:
         axes.set_ylim(bottom=0)
+    if chart.is_whole:
+        axes.yaxis.get_major_locator().set_params(integer=True)
     if len(chart.lines) > 1:
         axes.figure.legend(frameon=False, loc="outside lower center", ncols=3)
 
@@ -112,10 +116,7 @@ def _draw_waterfall(axes: Any, chart: Waterfall) -> None:
                 bar.length_s,
                 left=bar.start_s,
                 height=0.7,
-                color=COLOURS[bar.part],
-                hatch=HATCHES[bar.part],
-                edgecolor="white",
-                linewidth=0,
+                **_look(PART_WORDS[bar.part]),
             )
     axes.axvline(chart.ends_s, color="black", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(chart.rows)), [f"{row.label} · {row.note}" for row in chart.rows], fontsize=7)
@@ -123,8 +124,9 @@ def _draw_waterfall(axes: Any, chart: Waterfall) -> None:
     axes.set_xlabel("seconds since the round began; dashed: its end")
     axes.set_xlim(left=0)
     used = sorted({bar.part for row in chart.rows for bar in row.bars})
-    patches = [
-        Patch(facecolor=COLOURS[part], hatch=HATCHES[part], edgecolor="white", label=PART_WORDS[part].label)
-        for part in used
-    ]
+    patches = [Patch(label=PART_WORDS[part].label, **_look(PART_WORDS[part])) for part in used]
     axes.figure.legend(handles=patches, frameon=False, loc="outside lower center", ncols=4, fontsize=8)
+
+
+def _look(part: PartWords) -> dict[str, Any]:
+    return {"facecolor": part.colour, "hatch": part.hatch * 2, "edgecolor": INK, "linewidth": 0.4}

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.state.wire import ClientId
-from epochal.view.figures.charts import MAX_MARKS, LineChart, charts_of, smoothed
+from epochal.view.figures.charts import MAX_MARKS, LineChart, charts_of
 from epochal.view.figures.report_page import report_html
 from epochal.view.figures.run_record import RunRecord, read_record
 from epochal.view.waterfall import waterfall
@@ -234,10 +234,3 @@ async def test_merged_rows_stand_for_each_of_their_rounds(record: RunRecord) -> 
     assert isinstance(sizes, LineChart)
     assert sizes.lines[0].xs == (3.0, 4.0), "a point lies at its last round"
     assert sizes.lines[0].ys == (0.0021, 0.0021), "megabytes of one round"
-
-
-def test_smoothed_loss_counts_a_merged_row_for_each_of_its_rounds() -> None:
-    found = smoothed([as_one(rows(1, 3)), *rows(6, 6)])
-    single = smoothed([*rows(1, 3), *rows(6, 6)])
-    assert found[0] == pytest.approx(as_one(rows(1, 3)).loss)
-    assert found[-1] == pytest.approx(single[-1], rel=0.02)

@@ -101,10 +101,10 @@ export default class JoinPanel {
     this.ended = h("p", { class: "warning", hidden: true }, "This run has ended: a client that joins now finds nothing to train, and ends at once.");
     this.body = h("div", { hidden: true },
       h("h2", {}, "1. Install, once"), this.install.element, h("p", { class: "quiet" }, INSTALL_NOTE),
-      h("h2", {}, "2. Join"), this.fields, this.join.element,
+      h("h2", {}, "2. Check your machine (this does not join)"), this.doctor.element,
+      h("h2", {}, "3. Join"), this.fields, this.join.element,
       h("p", { class: "quiet" }, `The key in ${KEY_FILE} is your place in the run: with it a client that returns goes on as the same `
         + "member. Ctrl-C finishes the round and leaves. The client's log names the address of its own page here."),
-      h("p", {}, "Whether a machine is fit for it, this command says, without joining:"), this.doctor.element,
       this.notes,
       h("h2", {}, "What your machine must have"), this.needs,
     );
@@ -131,7 +131,7 @@ export default class JoinPanel {
     if (JSON.stringify(guide) === JSON.stringify(this.#guide)) return;
     this.#guide = guide;
     this.body.hidden = false;
-    setText(this.said, `These commands join run ${visible(guide.run_id)} at the address at which you see this page.`);
+    setText(this.said, `To join ${visible(guide.run_id)}, at the address at which you see this page:`);
     if (!this.fields.childElementCount) this.#addFields(guide);
     const needs = [
       ["Admission", accessWords(guide)],

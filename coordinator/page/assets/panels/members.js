@@ -11,8 +11,8 @@ const MANY = 1_000;
 const VERIFICATION_MS = 15_000;
 const QUIET_MS = 400; // nothing is drawn anew while somebody scrolls
 
-/** Columns of the grid, over the rows of `of()`. */
-function columnsOf(of) {
+/** Columns of the grid, over the rows of `of()`; those of GPUs only where a member reports one. */
+function columnsOf(of, hasGpus) {
   const number = (name, title, hint, width, value, text) => ({
     name, title, hint, width, isText: false, value, text: (row) => text(value(row)),
   });
@@ -32,14 +32,17 @@ function columnsOf(of) {
       (row) => of().get("factor", row), (value) => (value === null ? "" : percent(value))),
     number("speed", "Speed (tokens/s)", "Tokens that it trained on in its last rounds, per second in its trainer, as it says", 11,
       (row) => of().get("tokens_per_s", row), short),
+    number("tokens", "Tokens", "Tokens of its results that are in the model", 9, (row) => of().get("tokens", row), short),
     number("loss", "Loss", "Training loss of its last result, in nats per token, as it says", 8, (row) => of().get("last_loss", row), digits),
     number("wait", "Waits for data", "Part of its trainer's time for which it waited for data lately, as it says", 9,
       (row) => of().get("data_wait", row), percent),
-    number("waited", "Waited for data", "Time for which its trainer waited for data in all, as it says", 12,
-      (row) => of().get("data_wait_s", row), duration),
-    number("results", "Results", "Size of its results that were delivered", 10, (row) => of().get("result_bytes", row), bytes),
     number("up", "Sent", "Bytes that it says it has sent for its rounds", 10, (row) => of().get("uploaded_bytes", row), bytes),
     number("down", "Received", "Bytes that it says it has received for its rounds", 10, (row) => of().get("downloaded_bytes", row), bytes),
+    ...(hasGpus ? [
+      number("gpu", "GPU use", "Part of the last moments of its training in which its GPUs computed, as it says", 8, (row) => of().get("gpu_utilisation", row), percent),
+      { ...number("gpuMemory", "GPU memory", "Memory of its GPUs in use, and in all, as it says", 18, (row) => of().get("gpu_memory_bytes", row), bytes),
+        text: (row) => (of().get("gpu_memory_bytes", row) === null ? bytes(null) : `${bytes(of().get("gpu_memory_bytes", row))} of ${bytes(of().get("gpu_memory_total_bytes", row))}`) },
+    ] : []),
     number("applied", "Results applied", "Results that are in the model", 10, (row) => of().get("applied", row), whole),
     number("lost", "Results lost", "Rounds whose work of this member is not in the model", 10, (row) => of().get("lost", row), whole),
     number("seen", "Last seen", "Time since its last message, or since it left", 11, (row) => of().get("silent_s", row), duration),
@@ -70,23 +73,34 @@ export default class MembersPanel {
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.problem = h("p", { role: "alert" });
     this.verification = h("ul", {});
-    const columns = columnsOf(() => this.#members);
-    this.#grid = new Grid("Members", columns, (row) => router.link("member", this.#members.id(row)),
-      "No member is found here.");
-    this.#grid.onOrder = () => this.#sayCount();
-    this.#grid.matches = (row) => this.#isShown(row);
-    this.#grid.element.addEventListener("scroll", () => { this.#scrolledMs = performance.now(); });
+    this.router = router;
+    this.gridPlace = h("div");
+    this.meanings = h("dl");
     fill(element, h("h1", {}, "Members"),
       h("div", { class: "filter", role: "search", "aria-label": "Members" },
         h("div", {}, h("label", { for: filterId }, "Find by name, id, version or trainer"), h("br"), this.filter),
         h("div", {}, h("label", { for: stateId }, "State"), h("br"), this.state),
         h("div", {}, this.gone, " ", h("label", { for: goneId }, "Show those that have left"))),
-      this.said, this.problem, this.#grid.element, h("h2", {}, "Verification of their results"), this.verification,
+      this.said, this.problem, this.gridPlace, h("h2", {}, "Verification of their results"), this.verification,
       h("p", { class: "quiet" }, "In the table: arrow keys, Page Up and Page Down, Home and End move; Enter opens a member's page; "
         + "the buttons above the columns sort."),
-      h("details", { class: "glossary" }, h("summary", {}, "What the columns mean"),
-        h("dl", {}, columns.flatMap(({ title, hint }) => [h("dt", {}, title), h("dd", {}, hint)]))));
-    this.#grid.connect();
+      h("details", { class: "glossary" }, h("summary", {}, "What the columns mean"), this.meanings));
+    this.#buildGrid(false);
+  }
+
+  #buildGrid(hasGpus) {
+    const before = this.#grid;
+    before?.disconnect();
+    this.hasGpus = hasGpus;
+    const columns = columnsOf(() => this.#members, hasGpus);
+    const grid = this.#grid = new Grid("Members", columns, (row) => this.router.link("member", this.#members.id(row)), "No member is found here.");
+    grid.onOrder = () => this.#sayCount();
+    grid.matches = (row) => this.#isShown(row);
+    grid.element.addEventListener("scroll", () => { this.#scrolledMs = performance.now(); });
+    fill(this.gridPlace, grid.element);
+    fill(this.meanings, columns.flatMap(({ title, hint }) => [h("dt", {}, title), h("dd", {}, hint)]));
+    if (before !== null) grid.sort(before.sorted.name, before.sorted.isDescending);
+    grid.connect();
   }
 
   update() {
@@ -120,8 +134,10 @@ export default class MembersPanel {
       return;
     }
     const wasMany = this.#members.length > MANY;
-    const members = this.#members = new MemberColumns(this.#pending);
+    const isFirst = !this.#members.length, members = this.#members = new MemberColumns(this.#pending);
     this.#pending = null;
+    if (members.has("gpu_utilisation") !== this.hasGpus) this.#buildGrid(!this.hasGpus);
+    if (isFirst && this.#isFinished) this.#grid.sort("tokens", true);
     this.#grid.setRows(members.length, (row) => members.id(row));
     if (wasMany !== members.length > MANY) {
       this.#stop();
@@ -135,10 +151,14 @@ export default class MembersPanel {
     this.#grid.order();
   }
 
+  /** Whether the run is over: whoever took part is shown then, who gave most first. */
+  get #isFinished() {
+    return this.store.document?.run_state === "Finished";
+  }
+
   #isShown(row) {
     const wanted = this.state.value;
-    const isFinished = this.store.document?.run_state === "Finished"; // whoever took part is shown then
-    const isWanted = wanted === "" ? this.gone.checked || isFinished || row < this.#members.presentCount : this.#members.state(row) === wanted;
+    const isWanted = wanted === "" ? this.gone.checked || this.#isFinished || row < this.#members.presentCount : this.#members.state(row) === wanted;
     return isWanted && this.#members.hasWords(row, this.#words);
   }
 

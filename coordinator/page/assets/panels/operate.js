@@ -14,7 +14,6 @@ const ASK_EVERY_MS = 5_000;
 const MAX_SHOWN_ACTIONS = 200;
 const HOUR_S = 3_600;
 const ASK_ACCESS_EVERY_MS = 30_000;
-const ID = /^[0-9a-f]{32}$/;
 const NO_INVITATIONS = {
   open: "This run is open: anyone may join, and nobody needs an invitation.",
   keys: "This run admits keys, and takes no invitations: “epochal access add” admits one.",
@@ -23,6 +22,7 @@ const NO_INVITATIONS = {
 export default class OperatePanel {
   #stop = null;
   #stopAccess = null;
+  #stopStatus = null;
   #shownActions = null; // the coordinator's answer
   #logged = ""; // what is in the list
 
@@ -46,8 +46,9 @@ export default class OperatePanel {
       this.lastStep.min = String(document.step);
     }
     if (this.#shownActions !== null) this.#showLog(this.#shownActions);
-    if (place.rest[0] === "eject" && ID.test(place.rest[1] ?? "") && this.ejectPlace !== place.rest[1]) {
-      this.ejectPlace = this.client.value = place.rest[1];
+    if (place.rest[0] === "eject" && place.rest[1] !== this.ejectPlace) {
+      this.ejectPlace = this.wantedMember = place.rest[1];
+      this.#stopStatus?.hurry();
     }
     if (this.#stop !== null || this.store.runId === null) return;
     this.#follow();
@@ -56,11 +57,35 @@ export default class OperatePanel {
       this.inviteButton.disabled = why !== "";
       setText(this.noInvitations, why);
     });
+    this.#stopStatus = this.store.poll(() => this.store.path("status"), ASK_EVERY_MS, (status) => this.#showPossible(status));
+  }
+
+  /** Let be pressed what can be done now, and list the members that can be ejected. */
+  #showPossible({ run_state: phase, pausing, finish_after: end, members }) {
+    const focused = document.activeElement;
+    const isEnded = phase === "Finished", isPaused = phase === "Paused" || pausing;
+    this.buttons.pause.disabled = isEnded || isPaused;
+    this.buttons.resume.disabled = isEnded || !isPaused;
+    this.buttons.end.disabled = isEnded;
+    this.buttons.endNot.disabled = isEnded || end === null;
+    this.buttons.eject.disabled = !members.length;
+    if (focused?.disabled) focused.closest("section").querySelector("button:enabled")?.focus();
+    const named = members.map(({ client_id: id, name }) => [id, `${name ? `${visible(name)}, ` : ""}${shortId(id)}…`])
+      .sort(([, one], [, other]) => one.localeCompare(other));
+    const listed = named.map(([id]) => id).join();
+    if (listed === this.listed && this.wantedMember === undefined) return;
+    this.listed = listed;
+    const chosen = this.wantedMember ?? this.client.value;
+    fill(this.client, named.length ? h("option", { value: "" }, "Choose a member") : h("option", { value: "" }, "No member is present"),
+      named.map(([id, text]) => h("option", { value: id }, text)));
+    this.client.value = named.some(([id]) => id === chosen) ? chosen : "";
+    this.wantedMember = undefined;
   }
 
   unmount() {
     this.#stop?.();
     this.#stopAccess?.();
+    this.#stopStatus?.();
   }
 
   #follow() {
@@ -78,20 +103,30 @@ export default class OperatePanel {
   #showEntry() {
     this.actions.hidden = !operator.hasToken;
     if (operator.hasToken) {
-      fill(this.entry, h("p", {}, "An admin token is in this page's memory. ",
+      fill(this.entry, h("p", {}, "The coordinator accepts the admin token in this page's memory. ",
         h("button", { type: "button", on: { click: () => this.#forget() } }, "Forget it")));
       return;
     }
     const why = "The actions need the admin token, which the coordinator printed at its first start.";
-    const same = h("p", {}, h("button", { type: "button", on: { click: () => { operator.usePages(); this.#entered(); } } },
+    const same = h("p", {}, h("button", { type: "button", on: { click: () => this.#enter(() => operator.usePages()) } },
       "Use the token that opened this page"));
-    fill(this.entry, tokenForm(why, (token) => { operator.use(token); this.#entered(); }), this.store.api.hasToken ? same : null);
+    fill(this.entry, tokenForm(why, (token) => this.#enter(() => operator.use(token))), this.store.api.hasToken ? same : null);
   }
 
-  #entered() {
+  /** Take a token, if the coordinator accepts it. */
+  async #enter(take) {
+    take();
+    setText(this.outcome, "Asking the coordinator…");
+    this.outcome.className = "";
+    try {
+      await operator.check(this.store);
+    } catch (problem) {
+      operator.use(null);
+      return this.#say(problem.wantsToken ? "This is not the run's admin token." : `The token could not be checked: ${refusedWords(problem)}`);
+    }
     this.#showEntry();
-    setText(this.outcome, "The token is kept in memory. Each action says whether the coordinator accepts it.");
-    this.actions.querySelector("button")?.focus();
+    setText(this.outcome, "");
+    this.actions.querySelector("button:enabled")?.focus();
   }
 
   #forget() {
@@ -108,30 +143,30 @@ export default class OperatePanel {
       const input = h("input", { id, autocomplete: "off", spellcheck: "false", ...attributes });
       return [input, h("div", { class: "field" }, h("label", { for: id }, label), input)];
     };
-    const action = (title, text, fields, yes, does, other = null) => h("section", { class: "action" },
-      h("h3", {}, title), h("p", {}, text), fields,
-      h("p", { class: "buttons" }, h("button", { type: "button", on: { click: does } }, yes), other));
+    const button = (label, does) => h("button", { type: "button", on: { click: does } }, label);
+    const buttons = this.buttons = {
+      pause: button("Pause…", () => this.#pause()), resume: button("Resume…", () => this.#resume()),
+      end: button("End after this step…", () => this.#end()), endNot: button("Take the end back…", () => this.#endNot()),
+      invite: button("Invite…", () => this.#invite()), eject: button("Eject…", () => this.#eject()),
+    };
+    const action = (title, text, fields, ...does) => h("section", { class: "action" },
+      h("h3", {}, title), h("p", {}, text), fields, h("p", { class: "buttons" }, does));
     const [lastStep, lastStepField] = field("Last step", { type: "number", min: 1, step: 1, inputmode: "numeric" });
-    const [client, clientField] = field("Member's id (32 hexadecimal digits)", { type: "text", maxlength: 32 });
+    const clientId = newId("operate"), client = h("select", { id: clientId });
+    const clientField = h("div", { class: "field" }, h("label", { for: clientId }, "Member"), client);
     const [uses, usesField] = field("How many clients may use it", { type: "number", min: 1, step: 1, value: 1, inputmode: "numeric" });
     const [hours, hoursField] = field("For how many hours; empty: without an end",
       { type: "number", min: 1, step: 1, value: 24, inputmode: "numeric" });
     Object.assign(this, { lastStep, client, uses, hours, invited: h("div") });
     this.noInvitations = h("p", { id: newId("operate"), class: "quiet" });
-    const invite = action("Invite", "A code with which clients may join, where the run asks for one.", [usesField, hoursField, this.noInvitations],
-      "Invite…", () => this.#invite());
-    this.inviteButton = invite.querySelector("button");
+    this.inviteButton = buttons.invite;
     this.inviteButton.setAttribute("aria-describedby", this.noInvitations.id);
     fill(this.actions,
-      action("Pause", "The round under way ends, a checkpoint is made, and the run waits until it is resumed.", null,
-        "Pause…", () => this.#pause()),
-      action("Resume", "The run goes on, as soon as enough members are there.", null, "Resume…", () => this.#resume()),
-      action("End after a step", "The run ends once this step was applied, with a checkpoint.", lastStepField,
-        "End after this step…", () => this.#end(),
-        h("button", { type: "button", on: { click: () => this.#endNot() } }, "Take the end back…")),
-      invite,
+      action("Pause", "The round under way ends, a checkpoint is made, and the run waits until it is resumed.", null, buttons.pause, buttons.resume),
+      action("End after a step", "The run ends once this step was applied, with a checkpoint.", lastStepField, buttons.end, buttons.endNot),
+      action("Invite", "A code with which clients may join, where the run asks for one.", [usesField, hoursField, this.noInvitations], buttons.invite),
       this.invited,
-      action("Eject a member", "It is removed, and its key may not join again.", clientField, "Eject…", () => this.#eject()),
+      action("Eject a member", "It is removed, and its key may not join again.", clientField, buttons.eject),
     );
   }
 
@@ -148,6 +183,7 @@ export default class OperatePanel {
       setText(this.outcome, done);
       this.outcome.className = "good";
       this.#follow();
+      this.#stopStatus?.hurry();
       return answer ?? {};
     } catch (problem) {
       setText(this.outcome, `${doing} failed: ${refusedWords(problem)}`);
@@ -158,8 +194,7 @@ export default class OperatePanel {
 
   #pause() {
     return this.#do("Pause the run?", ["The round under way ends first. Members stay, and wait."], "Pause", "Pausing",
-      () => operator.act(this.store, "pause"),
-      this.store.document?.run_state === "Paused" ? "The run is paused already." : "The run pauses after this round.");
+      () => operator.act(this.store, "pause"), "The run pauses after this round.");
   }
 
   #resume() {
@@ -182,9 +217,9 @@ export default class OperatePanel {
   }
 
   #eject() {
-    const id = this.client.value.trim().toLowerCase();
-    if (!ID.test(id)) return this.#say("A member's id has 32 hexadecimal digits, as its own page shows.");
-    return this.#do(`Eject member ${shortId(id)}…?`, [`Id ${id}.`, "Its work in this round is lost, and its key may not join again."],
+    const id = this.client.value;
+    if (!id) return this.#say("Choose a member first.");
+    return this.#do(`Eject ${this.client.selectedOptions[0].textContent}?`, [`Id ${id}.`, "Its work in this round is lost, and its key may not join again."],
       "Eject", "Ejecting", () => operator.act(this.store, `clients/${id}/eject`), `Member ${shortId(id)}… was ejected.`);
   }
 

@@ -1,6 +1,6 @@
 // The round: a waterfall of its clients, why the run is not faster, and medians over the last rounds.
 
-import { fill, h, newId, setText } from "../elements.js";
+import { fill, h, newId, scrollingTable, setText } from "../elements.js";
 import { bytes, counted, duration, moment, percent, stepWords, visible, whole } from "../format.js";
 import { glossary } from "../glossary.js";
 import { called, clientLink, isAwaited, legend, patterns, replaceWaterfall, table, waterfall } from "../widgets/waterfall.js";
@@ -143,7 +143,7 @@ export default class RoundPanel {
     const { heading, said, place, numbers, rows } = this.last;
     numbers.hidden = detail === null;
     if (detail === null) {
-      setText(heading, wanted === null ? "The last round" : `Round ${whole(wanted)}`);
+      setText(heading, wanted === null ? "The last round" : "A round");
       setText(said, this.#problem !== null ? visible(this.#problem.message) : this.#whyNoRound(wanted));
       if (this.#drawn.get("last") !== null) fill(place);
       this.#drawn.set("last", null);
@@ -154,13 +154,14 @@ export default class RoundPanel {
     this.#drawn.set("last", detail);
     this.#linkNeighbours(detail.figures);
     const { figures, clients } = detail;
-    setText(heading, `Round ${whole(figures.number)}${wanted === null ? ", the last one" : ""}: step ${whole(figures.step)}`);
+    const words = stepWords(figures);
+    setText(heading, wanted === null ? `The last round: ${words}` : `${words.charAt(0).toUpperCase()}${words.slice(1)}`);
     const roundS = figures.train_s + figures.witness_s;
-    setText(said, `Attempt ${whole(figures.attempt + 1)}, ended ${moment(figures.ended_s)} after ${duration(roundS)} ` +
-      `(training ${duration(figures.train_s)}, witnesses ${duration(figures.witness_s)}): ${visible(detail.reason)}. ` +
+    setText(said, `Ended ${moment(figures.ended_s)} after ${duration(roundS)} (all results in after ${duration(figures.train_s)}, ` +
+      `attested ${duration(figures.witness_s)} later): ${visible(detail.reason)}. ` +
       `${whole(figures.applied_batches)} of ${whole(figures.batches)} batches applied. ${this.#shownCount(clients.length, figures.clients)}`);
     replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
-    if (numbers.open) fill(rows, table(clients, `The clients of round ${figures.number}`, this.router));
+    if (numbers.open) fill(rows, table(clients, `The clients of ${words}`, this.router));
   }
 
   /** Return why no round is shown, though none of the answers was a refusal. */
@@ -173,7 +174,7 @@ export default class RoundPanel {
   #linkNeighbours({ number, rounds }) {
     const { page } = this.store;
     const link = (to, label) => (page === null || to < page.detailed_from || to >= page.next ? null : h("a", { href: this.router.link("round", to) }, label));
-    fill(this.neighbours, link(number - 1, `‹ round ${number - 1}`), " ", link(number + rounds, `round ${number + rounds} ›`));
+    fill(this.neighbours, link(number - 1, "‹ the round before"), " ", link(number + rounds, "the round after ›"));
   }
 
   #shownCount(shown, all) {
@@ -192,7 +193,7 @@ export default class RoundPanel {
   #parts({ parts, rounds }) {
     const items = parts.filter(({ share }) => share >= 0.01).map((part) => {
       const label = WHOSE_NOBODY[part.kind] ?? PARTS[part.kind]?.label ?? visible(part.kind);
-      const whose = part.client_id === null ? "" : ` of ${called(part)}`;
+      const whose = part.client_id === null ? "" : `, ${called(part)} last`; // who was last in a round, not who is slow
       const rate = part.bytes_per_s === null ? "" : `, ${bytes(part.bytes_per_s)}/s`;
       return h("li", {}, h("meter", { min: 0, max: 1, value: part.share, "aria-hidden": "true" }),
         ` ${percent(part.share)} `, h("bdi", {}, `${label}${whose}`), ` (${duration(part.seconds)}${rate})`);
@@ -205,16 +206,13 @@ export default class RoundPanel {
     const head = ["client", "rounds", "missed", ...TIMES.map((part) => PARTS[part].label), "result there", "upload rate", "download rate"];
     const rows = shown.map((client) => {
       const most = TIMES.reduce((best, part) => ((client[`${part}_s`] ?? 0) > (client[`${best}_s`] ?? 0) ? part : best), TIMES[0]);
-      const rate = (value) => h("td", {}, value === null ? "–" : `${bytes(value)}/s`);
-      return h("tr", {},
-        h("th", { scope: "row" }, clientLink(client, this.router)),
-        h("td", {}, whole(client.rounds)), h("td", {}, whole(client.missed)),
-        TIMES.map((part) => h("td", {}, part === most && client[`${part}_s`] ? h("strong", {}, duration(client[`${part}_s`])) : duration(client[`${part}_s`]))),
-        h("td", {}, duration(client.delivered_s)), rate(client.uploaded_bytes_per_s), rate(client.downloaded_bytes_per_s));
+      const rate = (value) => (value === null ? "–" : `${bytes(value)}/s`);
+      return [clientLink(client, this.router), whole(client.rounds), whole(client.missed),
+        ...TIMES.map((part) => (part === most && client[`${part}_s`] ? h("strong", {}, duration(client[`${part}_s`])) : duration(client[`${part}_s`]))),
+        duration(client.delivered_s), rate(client.uploaded_bytes_per_s), rate(client.downloaded_bytes_per_s)];
     });
     const caption = `Medians, the slowest of ${counted(shown.length, "client")} first; each client's longest part is bold`;
-    return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Medians over the last rounds" },
-      h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map((label) => h("th", { scope: "col" }, label)))), h("tbody", {}, rows)));
+    return scrollingTable("Medians over the last rounds", caption, head, rows);
   }
 }
 

@@ -1,28 +1,32 @@
-// The run: what it does, how far it is, and how it has gone.
+// The run: what is trained, how far it is, and how it has gone.
 
 import { Chart, smoothed } from "../widgets/chart.js";
-import { fill, h, newId, setText } from "../elements.js";
-import { bytes, clock, digits, duration, moment, percent, short, UNKNOWN, visible, whole } from "../format.js";
+import { fill, h, newId, scrollingTable, setText } from "../elements.js";
+import { figuresIn, PLACES, placedAt } from "../figures_file.js";
+import { bytes, clock, counted, digits, duration, moment, percent, short, stepWords, UNKNOWN, visible, whole } from "../format.js";
 import { glossary, term } from "../glossary.js";
 import { POINTS, Rounds } from "../rounds.js";
-import { PHASES } from "../words.js";
+import { isLong, MARKS, marksOf, usualPace } from "../run_marks.js";
+import { tomlOf, trainedWords } from "../what_is_trained.js";
+import { copyable, quoted } from "../widgets/copy.js";
+import { PHASES, SMOOTHED_PART } from "../words.js";
 
 const RECENT_ROWS = 32;
 const RATED_ROWS = 16;
-const PAUSE_RATIO = 20; // a round that began so many times later than usual: the run was paused or down before it
-const EVALUATIONS_MS = 60_000;
-const CHECKPOINTS_MS = 60_000;
-const MAX_CHECKPOINTS = 10;
+const RARELY_MS = 60_000;
 const MEMBERS_MS = 5_000;
-const FIGURES = [
-  "phase", "epoch", "step", "time to the end", "tokens", "tokens/s", "training loss", "held-out loss", "learning rate",
-  "member", "applied", "carried", "quarantined", "checkpoint",
-];
+const MAX_CHECKPOINTS = 10;
+const MAX_TOOK_PART = 200;
+const MAX_EVALUATIONS = 3; // names of them that have a line each
+const HELD_OUT_COLOURS = ["--series-2", "--series-4", "--series-5"];
+const FIGURES = ["training loss", "held-out loss", "step", "time to the end", "tokens/s", "member"];
+const QUIET_FIGURES = ["phase", "epoch", "tokens", "learning rate", "gradient norm", "applied", "carried", "quarantined", "checkpoint"];
 const X_AXES = {
   step: { label: "step", of: (rows) => rows.get("step"), format: whole },
   tokens: { label: "tokens", of: (rows) => rows.get("tokens_total"), format: short },
   time: { label: "time", of: (rows) => rows.get("ended_s"), format: moment, space: 160 },
 };
+const OTHERS_X = { step: "step", tokens: "tokens_total", time: "ended_s" };
 
 /** Return tokens per second of the last rows' rounds, as the coordinator's `speed_of` does; null without any. */
 export function recentSpeed(rounds) {
@@ -37,12 +41,12 @@ export function recentSpeed(rounds) {
  */
 export function timeToEnd(rounds, steps) {
   const [started, counts, applied] = ["started_s", "rounds", "applied_rounds"].map((name) => rounds.get(name).slice(-RECENT_ROWS - 1));
-  const spans = counts.slice(0, -1).map((count, place) => ({ pace: (started[place + 1] - started[place]) / count, count, applied: applied[place] }));
-  if (!spans.length) return null;
-  const paces = spans.map(({ pace }) => pace).sort((one, other) => one - other);
-  const usual = spans.filter(({ pace }) => pace <= PAUSE_RATIO * paces[paces.length >> 1]);
+  const pace = usualPace(started, counts);
+  if (pace === null) return null;
+  const spans = counts.slice(0, -1).map((count, place) => ({ seconds: started[place + 1] - started[place], count, applied: applied[place] }));
+  const usual = spans.filter(({ seconds, count }) => !isLong(seconds / count, pace));
   const done = usual.reduce((sum, span) => sum + span.applied, 0);
-  return done ? (steps * usual.reduce((sum, { pace, count }) => sum + pace * count, 0)) / done : null;
+  return done ? (steps * usual.reduce((sum, { seconds }) => sum + seconds, 0)) / done : null;
 }
 
 /** Return how far the run is through its data; "" if the number of its samples is not known. */
@@ -58,47 +62,64 @@ export default class RunPanel {
   #charts = {};
   #evaluations = [];
   #checkpoints = [];
+  #actions = [];
+  #guide = null;
+  #config = null;
+  #configOf = null; // the digest of the one that was asked for last
+  #other = null; // another run's figures: { name, step, loss, tokens_total, ended_s }
   #drawn = null;
   #drawing = null;
+  #columns = null; // of the rows that are drawn
   #fine = null; // more rows of the range that is zoomed to
   #zooming = null;
 
   mount(element, store) {
     this.store = store;
     const id = newId("run");
+    this.title = h("h1", {}, "Run");
+    this.what = h("p", { class: "what" });
+    this.since = h("p", { class: "quiet" });
     this.phase = h("p", { class: "lead" });
     this.why = h("p");
-    this.values = new Map(FIGURES.map((word) => [word, h("dd", { "data-figure": word })]));
-    const figures = FIGURES.map((word) => h("div", {}, h("dt", {}, term(word, word === "member" ? "members" : word)), this.values.get(word)));
-    this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.98, step: 0.02, value: 0.6, on: { input: () => this.#draw() } });
+    this.bar = h("progress", { max: 1, value: 0, "aria-label": "Steps done" });
+    this.values = new Map([...FIGURES, ...QUIET_FIGURES].map((word) => [word, h("dd", { "data-figure": word })]));
+    const figures = (words) => words.map((word) => h("div", {}, h("dt", {}, term(word, word === "member" ? "members" : word)), this.values.get(word)));
+    this.smoothing = h("input", { id: `${id}-smoothing`, type: "range", min: 0, max: 0.2, step: 0.01, value: SMOOTHED_PART, on: { input: () => this.#draw() } });
     this.axis = h("select", { id: `${id}-axis`, on: { change: () => this.#rebuildCharts() } },
       Object.entries(X_AXES).map(([name, { label }]) => h("option", { value: name }, label)));
-    this.chartsPlace = h("div", { class: "charts" });
+    this.line = h("dl", { class: "line" }, figures(QUIET_FIGURES));
+    this.chartsPlace = h("div", { class: "charts" }, this.line);
     this.checkpointsPlace = h("div");
+    this.ended = h("section", { hidden: true, "aria-labelledby": `${id}-ended` });
+    this.configuration = copyable("Configuration as TOML", "");
+    this.configNote = h("p", { class: "quiet" }, "Asking the coordinator…");
+    const section = (name, title, ...children) =>
+      h("section", { "aria-labelledby": `${id}-${name}` }, h("h2", { id: `${id}-${name}` }, title), children);
     fill(element,
-      h("h1", {}, "Run"),
+      this.title, this.what, this.since,
+      h("dl", { class: "figures" }, figures(FIGURES)),
+      this.bar,
       this.phase, this.why,
-      h("dl", { class: "figures" }, figures),
-      h("section", { "aria-labelledby": `${id}-course` },
-        h("h2", { id: `${id}-course` }, "How it went"),
+      this.ended,
+      section("course", "How it went",
         h("div", { class: "tools" },
           h("label", { for: `${id}-axis` }, "over "), this.axis,
-          h("label", { for: `${id}-smoothing` }, term("smoothing")), this.smoothing),
+          h("label", { for: `${id}-smoothing` }, term("smoothing")), this.smoothing, this.#comparison(id)),
         this.chartsPlace),
-      h("section", { "aria-labelledby": `${id}-checkpoints` }, h("h2", { id: `${id}-checkpoints` }, "Checkpoints"), this.checkpointsPlace),
-      glossary([...FIGURES, "ready", "batch", "round", "smoothing"]));
+      section("checkpoints", "Checkpoints", this.checkpointsPlace),
+      section("config", "Configuration", h("details", {}, h("summary", {}, "The run's configuration, as a state file has it"),
+        this.configNote, this.configuration.element)),
+      glossary([...FIGURES, ...QUIET_FIGURES, "ready", "batch", "round", "smoothing"]));
+    this.ended.headingId = `${id}-ended`;
+    const kept = (place, everyMs, take) => store.poll(() => store.path(place), everyMs, (answer) => { take(answer); this.#drawn = null; this.update(); });
     this.#ends.push(
       store.follow(MEMBERS_MS),
-      store.poll(() => store.path("evaluations"), EVALUATIONS_MS, ({ evaluations }) => {
-        this.#evaluations = evaluations;
-        this.#drawn = null;
-        this.update();
-      }),
-      store.poll(() => store.path("checkpoints"), CHECKPOINTS_MS, ({ checkpoints }) => {
-        this.#checkpoints = checkpoints;
-        this.update();
-      }),
+      kept("evaluations", RARELY_MS, ({ evaluations }) => this.#setEvaluations(evaluations)),
+      kept("checkpoints", RARELY_MS, ({ checkpoints }) => { this.#checkpoints = checkpoints; }),
+      kept("actions", RARELY_MS, ({ actions }) => { this.#actions = actions; }),
+      kept("join", RARELY_MS, (guide) => { this.#guide = guide; }),
     );
+    this.endsAtFirst = this.#ends.length;
     this.#rebuildCharts();
   }
 
@@ -119,46 +140,116 @@ export default class RunPanel {
   #showNothing(why) {
     setText(this.phase, why);
     setText(this.why, "");
-    for (const value of this.values.values()) setText(value, UNKNOWN);
+    for (const word of this.values.keys()) this.#set(word, UNKNOWN);
     this.shownCheckpoints = null;
     fill(this.checkpointsPlace);
   }
 
+  /** Show a figure, with a note in small letters; none where `text` is null. */
+  #set(word, text, note = "") {
+    const value = this.values.get(word);
+    value.parentElement.hidden = text === null;
+    if (!value.childElementCount) fill(value, h("span"), h("small"));
+    setText(value.firstChild, text ?? "");
+    setText(value.lastChild, note);
+  }
+
   #showFigures(run, found, rounds) {
-    const last = rounds.last, values = this.values;
-    const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
+    const last = rounds.last, set = (...figure) => this.#set(...figure);
+    this.#showWhat(run, rounds);
+    const isEnded = run.run_state === "Finished";
     const words = this.store.now;
-    const waits = words?.waiting ? `the run ${visible(words.waiting)}` : PHASES[run.run_state] ?? run.run_state;
-    const reason = words?.began ?? run.reason;
-    const began = reason ? ` The phase began with: ${visible(reason)}` : "";
-    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.${began}`);
+    const waits = isEnded || !words?.waiting ? `${PHASES[run.run_state] ?? run.run_state}: ${visible(run.reason)}`
+      : `${run.round === null ? "the run" : `${stepWords(run.round)}:`} ${visible(words.waiting)}`;
+    setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.`);
     setText(this.why, visible(words?.explanation ?? ""));
-    const set = (word, text) => setText(values.get(word), text);
-    set("phase", `${run.run_state}, since ${clock(run.phase_started_s)}${until}`);
-    set("epoch", whole(run.epoch));
-    const done = Math.min(run.step - 1, run.total_steps);
-    set("step", `${whole(done)} of ${whole(run.total_steps)} done`);
-    const left = run.total_steps - done;
-    const stands = { Finished: "ended", Paused: "paused" }[run.run_state];
-    set("time to the end", stands ?? duration(timeToEnd(rounds, left)));
-    set("tokens", whole(found?.tokens_total ?? last?.tokens_total ?? null));
-    set("tokens/s", short(recentSpeed(rounds)));
     const losses = rounds.get("loss").filter((loss) => loss !== null);
-    set("training loss", losses.length ? `${digits(losses.at(-1))} nats/token` : UNKNOWN);
+    set("training loss", losses.length ? digits(losses.at(-1)) : UNKNOWN, "nats/token");
     const held = this.#heldOut(run).at(-1);
-    set("held-out loss", held === undefined ? UNKNOWN : `${digits(held.loss)} nats/token (${visible(held.name)}, step ${whole(held.step)})`);
+    set("held-out loss", held === undefined ? UNKNOWN : digits(held.loss), held === undefined ? "" : `${visible(held.name)}, step ${whole(held.step)}`);
+    const done = Math.min(run.step - 1, run.total_steps);
+    this.bar.value = run.total_steps ? done / run.total_steps : 0;
+    set("step", `${whole(done)} of ${whole(run.total_steps)}`, `${percent(this.bar.value)} done`);
+    const left = isEnded ? null : timeToEnd(rounds, run.total_steps - done);
+    set("time to the end", { Finished: "ended", Paused: "paused" }[run.run_state] ?? duration(left), left === null ? "" : `about ${clock(Date.now() / 1000 + left)}`);
+    set("tokens/s", short(recentSpeed(rounds)), `${short(found?.tokens_total ?? last?.tokens_total ?? null)} tokens so far`);
+    set("member", whole(found?.members ?? last?.members ?? null), `${whole(found?.ready ?? last?.ready ?? null)} ready`);
+    const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
+    set("phase", isEnded ? run.run_state : `${run.run_state}, since ${clock(run.phase_started_s)}${until} (${visible(run.reason)})`);
+    set("epoch", whole(run.epoch));
+    set("tokens", whole(found?.tokens_total ?? last?.tokens_total ?? null));
     set("learning rate", last === null ? UNKNOWN : digits(last.learning_rate, 3));
-    const members = found?.members ?? last?.members ?? null, ready = found?.ready ?? last?.ready ?? null;
-    set("member", `${whole(members)}, ${whole(ready)} ready`);
+    const norms = rounds.get("gradient_norm").filter((norm) => norm !== null);
+    set("gradient norm", norms.length ? digits(norms.at(-1), 3) : null);
     set("applied", `${whole(run.data_indices_applied)} samples${passWords(found)}`);
-    set("carried", `${whole(run.carried_batches)} batches`);
-    set("quarantined", `${whole(run.quarantined_batches)} batches`);
+    set("carried", counted(run.carried_batches, "batch", "es"));
+    set("quarantined", run.quarantined_batches ? counted(run.quarantined_batches, "batch", "es") : null);
     set("checkpoint", run.checkpoint === null ? UNKNOWN : `step ${whole(run.checkpoint.step)}, ${bytes(run.checkpoint.size_bytes)}`);
     this.#showCheckpoints(run);
+    this.ended.hidden = !isEnded;
+    if (isEnded) this.#showEnd(rounds, run);
+  }
+
+  /** Show what is trained, and since when. */
+  #showWhat(run, rounds) {
+    setText(this.title, visible(run.run_id));
+    if (this.#configOf !== run.config_sha256) {
+      this.#configOf = run.config_sha256;
+      this.store.api.json(this.store.path(`config/${run.config_sha256}`)).then((config) => {
+        this.#config = config;
+        this.configuration.setText(tomlOf(config));
+        fill(this.configNote, "Without who may join, notices and keys, which only the operator sees.");
+        this.update();
+      }, (problem) => {
+        this.#configOf = null; // asked for again with what changes next
+        setText(this.configNote, `It could not be read: ${visible(problem.message)}`);
+      });
+    }
+    setText(this.what, trainedWords(this.#config, this.#guide).join(" · "));
+    const first = rounds.get("started_s")[0] ?? this.#actions[0]?.at_s;
+    if (first === undefined) return setText(this.since, "");
+    const end = run.run_state === "Finished" ? rounds.last?.ended_s ?? run.phase_started_s : null;
+    setText(this.since, end === null ? `Since ${moment(first)}: ${duration(Math.max(0, Date.now() / 1000 - first))}` : `From ${moment(first)} to ${moment(end)}: ${duration(end - first)}`);
+  }
+
+  #setEvaluations(evaluations) {
+    this.#evaluations = evaluations;
+    if (this.#names.join() !== this.drawnNames) this.#rebuildCharts();
+  }
+
+  /** Names of the evaluations that have a line each, those that were recorded last. */
+  get #names() {
+    return [...new Set(this.#evaluations.map(({ name }) => name))].slice(-MAX_EVALUATIONS);
   }
 
   #heldOut(run) {
     return this.#evaluations.filter(({ step }) => step < run.step).sort((one, other) => one.step - other.step);
+  }
+
+  /** Show the time that a finished run took, its losses, the command that exports it, and everybody who took part. */
+  #showEnd(rounds, run) {
+    if (this.#ends.length === this.endsAtFirst) this.#ends.push(this.store.poll(() => this.store.path("members"), RARELY_MS, ({ members, gone }) => {
+      const all = [members, gone].flatMap((columns) => columns.client_id.map((id, place) =>
+        ({ id, ...Object.fromEntries(["name", "tokens", "applied", "joined_s"].map((name) => [name, columns[name][place]])) })));
+      this.tookPart = all.filter(({ applied }) => applied > 0).sort((one, other) => other.tokens - one.tokens);
+      this.update();
+    }));
+    const held = this.#names.map((name) => {
+      const points = this.#heldOut(run).filter((one) => one.name === name);
+      return points.length ? `${visible(name)} loss from ${digits(points[0].loss)} (step ${whole(points[0].step)}) to ${digits(points.at(-1).loss)} (step ${whole(points.at(-1).step)})` : "";
+    }).filter(Boolean);
+    const seconds = rounds.length ? rounds.last.ended_s - rounds.get("started_s")[0] : null;
+    const said = `It took ${duration(seconds)} for ${whole(rounds.last?.tokens_total ?? null)} tokens${held.length ? `; ${held.join("; ")}` : ""}.`;
+    const name = JSON.stringify([said, this.tookPart]);
+    if (name === this.shownEnd) return;
+    this.shownEnd = name;
+    const all = this.tookPart ?? [], total = all.reduce((sum, { tokens }) => sum + tokens, 0);
+    const rows = all.slice(0, MAX_TOOK_PART).map(({ id, name: called, tokens, applied, joined_s: joined }) => [
+      h("a", { href: `#/member/${id}` }, h("bdi", {}, called ? visible(called) : id.slice(0, 12))), whole(tokens), percent(tokens / total), whole(applied), moment(joined)]);
+    fill(this.ended, h("h2", { id: this.ended.headingId }, "What came of it"), h("p", {}, said),
+      h("p", {}, "The trained model, as a folder for Hugging Face's libraries:"),
+      copyable("Command that exports the model", `epochal export ${quoted(this.store.api.base.href.replace(/\/$/, ""))} --out model`).element,
+      all.length ? scrollingTable("Who took part", `${counted(all.length, "member")} took part, by tokens`, ["member", "tokens", "share", "results applied", "joined"], rows) : null);
   }
 
   #showCheckpoints(run) {
@@ -168,36 +259,61 @@ export default class RunPanel {
     const name = shown.map(({ step, blob_sha256: sha256 }) => `${step} ${sha256}`).join();
     if (name === this.shownCheckpoints) return;
     this.shownCheckpoints = name;
-    const rows = shown.map((one) => h("tr", {},
-      h("th", { scope: "row" }, whole(one.step)), h("td", {}, bytes(one.size_bytes)),
-      h("td", { class: "hash" }, one.replica_digest.slice(0, 16), "…"), h("td", { class: "hash" }, one.blob_sha256.slice(0, 16), "…")));
-    const columns = ["step", "size", "replica digest", "SHA-256"].map((label) => h("th", { scope: "col" }, label));
-    fill(this.checkpointsPlace, shown.length
-      ? h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": "Checkpoints" }, h("table", {}, h("thead", {}, h("tr", {}, columns)), h("tbody", {}, rows)))
-      : h("p", {}, "None yet."));
+    const hash = (digest) => h("span", { class: "hash" }, digest.slice(0, 16), "…");
+    const rows = shown.map((one) => [whole(one.step), bytes(one.size_bytes), hash(one.replica_digest), hash(one.blob_sha256)]);
+    fill(this.checkpointsPlace, shown.length ? scrollingTable("Checkpoints", "", ["step", "size", "replica digest", "SHA-256"], rows) : h("p", {}, "None yet."));
+  }
+
+  #comparison(id) {
+    const said = h("p", { role: "status" });
+    const input = h("input", { id: `${id}-file`, type: "file", accept: ".csv,.json,text/csv,application/json", on: { change: async () => {
+      const [file] = input.files;
+      try {
+        this.#other = file ? { name: visible(file.name), ...figuresIn(await file.text()) } : null;
+        setText(said, file ? `${counted(this.#other.step.length, "row")} of ${this.#other.name}: the thin dashed line of the loss.` : "");
+        said.className = "";
+      } catch (problem) {
+        this.#other = null;
+        setText(said, `${visible(file.name)} cannot be compared: ${visible(problem.message)}.`);
+        said.className = "bad";
+      }
+      this.#rebuildCharts();
+    } } });
+    const forget = h("button", { type: "button", on: { click: () => { input.value = ""; input.dispatchEvent(new Event("change")); } } }, "Take it away");
+    return h("details", {}, h("summary", {}, "Compare"),
+      h("label", { for: `${id}-file` }, "Another run's figures: the CSV of its loss chart, or the JSON of its history "), input, forget, said);
   }
 
   #rebuildCharts() {
     for (const chart of Object.values(this.#charts)) chart.destroy();
-    const { label, format, space } = X_AXES[this.axis.value];
-    const zoomed = (range) => this.#zoom(range);
+    const { label, format, space } = X_AXES[this.axis.value], names = this.#names;
+    this.drawnNames = names.join();
+    const zoomed = (range) => this.#zoom(range), places = () => Object.fromEntries(PLACES.map((name) => [name, this.#columns(name)]));
     const add = (title, series, of, more = {}) =>
-      new Chart(this.chartsPlace, { title, series, format: of, formatX: format, spaceX: space, xName: label, zoomed, ...more });
+      new Chart(this.chartsPlace, { title, series, format: of, formatX: format, spaceX: space, xName: label, zoomed, places, ...more });
+    const heldOut = (name) => (name === "held-out" ? name : `held-out: ${visible(name)}`);
     this.#fine = null;
     this.#charts = {
       loss: add("Loss, nats per token", [
         { label: "training", colour: "--series-3", line: "dotted", width: 1 },
         { label: "training, smoothed", colour: "--series-1", width: 2.5 },
-        { label: "held-out", colour: "--series-2", points: true },
-      ], (value) => digits(value, 4)),
-      rate: add("Learning rate", [{ label: "learning rate", colour: "--series-1" }], (value) => digits(value, 3)),
-      speed: add("Tokens per second", [{ label: "tokens/s", colour: "--series-1" }], short),
+        ...names.map((name, place) => ({ label: heldOut(name), colour: HELD_OUT_COLOURS[place], points: true })),
+        ...(this.#other === null ? [] : [{ label: `training of ${this.#other.name}`, colour: "--series-3", line: "dashed", width: 1.5 }]),
+      ], (value) => digits(value, 4), { isLarge: true, marks: MARKS }),
+      speed: add("Tokens per second", [{ label: "tokens/s", colour: "--series-1" }], short, { fromZero: true }),
       members: add("Members", [
         { label: "members", colour: "--series-1" },
         { label: "ready", colour: "--series-2", line: "dashed" },
-      ], whole, { isWhole: true }),
+      ], whole, { isWhole: true, fromZero: true }),
+      rate: add("Learning rate", [{ label: "learning rate", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true }),
     };
+    this.#charts.loss.figure.after(this.line);
+    if (this.#hasNorms) this.#charts.norm = add("Gradient norm", [{ label: "gradient norm", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true });
     this.#draw();
+  }
+
+  get #hasNorms() {
+    return this.store.rounds.get("gradient_norm").some((norm) => norm !== null);
   }
 
   /** Show this range in all charts, with more rows of it if some of those that are known cover several rounds. */
@@ -227,6 +343,7 @@ export default class RunPanel {
     this.#drawing = null;
     const { document: run, rounds: known } = this.store;
     this.#drawn = known;
+    if (this.#hasNorms !== "norm" in this.#charts) return this.#rebuildCharts();
     const rounds = this.#fine === null ? known : known.refined(this.#fine);
     const all = X_AXES[this.axis.value].of(rounds);
     const places = [];
@@ -235,22 +352,39 @@ export default class RunPanel {
       else if (rounds.get("loss")[place] !== null) places[places.length - 1] = place;
     }
     const xs = places.map((place) => all[place]);
-    const of = (name) => places.map((place) => rounds.get(name)[place]);
+    const of = this.#columns = (name) => places.map((place) => rounds.get(name)[place]);
     const seconds = places.map((place) => rounds.get("ended_s")[place] - rounds.get("started_s")[place]);
     this.#charts.rate.set(xs, [of("learning_rate")]);
     this.#charts.speed.set(xs, [of("tokens").map((count, place) => (seconds[place] > 0 ? count / seconds[place] : null))]);
     this.#charts.members.set(xs, [of("members"), of("ready")]);
-    this.#drawLoss(xs, of("loss"), of("step"), run);
+    this.#charts.norm?.set(xs, [of("gradient_norm")]);
+    this.#drawLoss(xs, of, run);
   }
 
-  #drawLoss(xs, losses, steps, run) {
-    const averaged = smoothed(losses, Number(this.smoothing.value));
+  #drawLoss(xs, of, run) {
+    const losses = of("loss"), steps = of("step"), counts = of("rounds");
+    const middles = of("number").map((number, place) => number + (counts[place] - 1) / 2);
+    const half = Number(this.smoothing.value) * ((middles.at(-1) ?? 0) - (middles[0] ?? 0));
     const held = run === null ? [] : this.#heldOut(run);
-    const points = losses.map(() => null);
-    for (const { step, loss } of held) {
-      const place = steps.findIndex((one) => one >= step);
-      if (place >= 0) points[place] = loss;
-    }
-    this.#charts.loss.set(xs, [losses, averaged, points]);
+    const points = this.#names.map((name) => {
+      const column = losses.map(() => null);
+      for (const { step, loss } of held.filter((one) => one.name === name)) {
+        const place = steps.findIndex((one) => one >= step);
+        if (place >= 0) column[place] = loss;
+      }
+      return column;
+    });
+    const columns = Object.fromEntries(["step", "epoch", "members", "started_s", "ended_s", "rounds"].map((name) => [name, of(name)]));
+    const marks = xs.length ? marksOf(columns, this.#checkpoints, this.#actions) : [];
+    this.#charts.loss.set(xs, [losses, smoothed(middles, losses, counts, half), ...points, ...this.#othersLoss(xs)], marks);
+  }
+
+  /** Return the other run's loss at these places, in a list; over time, as if both had begun together. */
+  #othersLoss(xs) {
+    if (this.#other === null) return [];
+    const theirs = this.#other[OTHERS_X[this.axis.value]];
+    if (theirs === null) return [xs.map(() => null)];
+    const shift = this.axis.value === "time" ? (xs[0] ?? 0) - (theirs.find((at) => at !== null) ?? 0) : 0;
+    return [placedAt(xs, theirs.map((x) => (x === null ? null : x + shift)), this.#other.loss)];
   }
 }

@@ -1,6 +1,6 @@
 // A waterfall: a row for each client of a round, with a bar for each piece of its time.
 
-import { fill, h } from "../elements.js";
+import { fill, h, scrollingTable } from "../elements.js";
 import { bytes, duration, percent, shortId, visible, whole } from "../format.js";
 import { term } from "../glossary.js";
 import { longest, piecesOf } from "./pieces.js";
@@ -10,11 +10,10 @@ const SVG = "http://www.w3.org/2000/svg";
 const MIN_LETTER_PERCENT = 2.5;
 const TICKS = 4;
 const LATE = 1.5; // times the usual time, after which a result is late
-/** Lines of each part's pattern in a square of 8 by 8: so that parts differ without their colours. */
-const PATTERNS = {
-  document: "", replica: "M0 4H8", data: "M4 0V8", train: "M0 0L8 8", encode: "M0 8L8 0", upload: "M0 2H8M0 6H8",
-  check: "M2 0V8M6 0V8", attest: "M0 0L8 8M0 8L8 0", download: "M0 4H8M4 0V8", merge: "M2 2h1v1h-1zM6 6h1v1h-1z",
-  unknown: "M1 1h1v1h-1zM5 5h1v1h-1z",
+/** Lines of the patterns in a square of 8 by 8, by the name that the table of parts gives them. */
+const HATCHES = {
+  "": "", "-": "M0 4H8", "|": "M4 0V8", "\\": "M0 0L8 8", "/": "M0 8L8 0", "--": "M0 2H8M0 6H8", "||": "M2 0V8M6 0V8", x: "M0 0L8 8M0 8L8 0",
+  "+": "M0 4H8M4 0V8", "..": "M2 2h1v1h-1zM6 6h1v1h-1z", ".": "M3 3h2v2h-2z",
 };
 const MARKS = { applied: "✓", lost: "△", rejected: "✕", failed: "✕", missing: "○", idle: "–" };
 
@@ -27,9 +26,9 @@ function s(tag, attributes = {}, ...children) {
 
 /** Return the patterns that bars are filled with; they must be in the page once. */
 export function patterns() {
-  const found = Object.entries(PATTERNS).map(([part, path]) =>
+  const found = Object.entries(PARTS).map(([part, { colour, hatch }]) =>
     s("pattern", { id: `part-${part}`, width: 8, height: 8, patternUnits: "userSpaceOnUse" },
-      s("rect", { width: 8, height: 8, class: `part-${part}` }), s("path", { d: path, class: "hatch" })));
+      s("rect", { width: 8, height: 8, fill: colour }), s("path", { d: HATCHES[hatch], class: "hatch" })));
   return s("svg", { class: "unseen", "aria-hidden": "true", width: 0, height: 0 }, s("defs", {}, ...found));
 }
 
@@ -151,12 +150,9 @@ export function waterfall(clients, { roundS, trainS, isUnderWay, usual = new Map
 export function table(clients, caption, router, isUnderWay = false) {
   const parts = Object.keys(PARTS).filter((part) => part !== "unknown");
   const head = ["client", ...parts.map((part) => PARTS[part].label), "result", "end of its work"];
-  const rows = clients.map((client) => h("tr", {},
-    h("th", { scope: "row" }, clientLink(client, router)),
-    parts.map((part) => h("td", {}, duration(client[`${part}_s`] ?? null))),
-    h("td", {}, bytes(client.result_bytes || null)), h("td", {}, isUnderWay && isAwaited(client) ? "awaited" : FATES[client.fate])));
-  const found = h("table", {}, h("caption", {}, caption), h("thead", {}, h("tr", {}, head.map((label) => h("th", { scope: "col" }, label)))), h("tbody", {}, rows));
-  return h("div", { class: "scrolls", tabindex: "0", role: "region", "aria-label": caption }, found);
+  const rows = clients.map((client) => [clientLink(client, router), ...parts.map((part) => duration(client[`${part}_s`] ?? null)),
+    bytes(client.result_bytes || null), isUnderWay && isAwaited(client) ? "awaited" : FATES[client.fate]]);
+  return scrollingTable(caption, caption, head, rows);
 }
 
 /** Put a waterfall in the place of the one before, and leave the focus on the same client. */
