@@ -168,7 +168,8 @@ def measured(coordinator: Served) -> CoordinatorMetrics:
     metrics = CoordinatorMetrics(CollectorRegistry())
     insight = coordinator.insight
     viewers = Viewers(insight, HistoryViews(insight, InlineWorker()))
-    metrics.watch(coordinator.service, insight, LongPolls(), coordinator.handlers.arrivals, viewers)
+    handlers = coordinator.handlers
+    metrics.watch(coordinator.service, insight, LongPolls(), handlers.arrivals, viewers, handlers.replays)
     return metrics
 
 
