@@ -82,6 +82,15 @@ BlobsOption: TypeAlias = Annotated[
     ),
 ]
 WAIT_FOR_STORE_S = 60.0
+WaitForStoreOption: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        "--wait-for-store",
+        min=0,
+        metavar="SECONDS",
+        help="How long to wait at the start for a store that cannot be used yet, such as a database that is down.",
+    ),
+]
 
 
 def coordinator(
@@ -94,15 +103,7 @@ def coordinator(
     port: PortOption = 8000,
     store: StoreOption = None,
     blobs: BlobsOption = None,
-    wait_for_store: Annotated[
-        float,
-        typer.Option(
-            "--wait-for-store",
-            min=0,
-            metavar="SECONDS",
-            help="How long to wait at the start for a store that cannot be used yet, such as a database that is down.",
-        ),
-    ] = WAIT_FOR_STORE_S,
+    wait_for_store: WaitForStoreOption = WAIT_FOR_STORE_S,
     restored: Annotated[
         bool,
         typer.Option("--restored", help="The store is a restored backup: clients return to the state that it holds."),

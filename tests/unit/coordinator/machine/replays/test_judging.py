@@ -605,7 +605,7 @@ def doubted() -> tuple[Driver, OpenReplay]:
     return driver, one
 
 
-def test_verifier_that_fails_at_its_test_gets_it_again_and_then_loses_its_role() -> None:
+def test_verifier_that_fails_its_test_in_three_rounds_loses_its_role() -> None:
     driver, test = doubted()
     for is_last in (False, False, True):
         assert due_keys(driver, "bad")[0] == test.key
