@@ -31,7 +31,7 @@ async def test_report_opens_and_obeys_nothing(browser: "Browser", record: RunRec
         page.on("request", lambda request: asked.append(request.url))
         for file in (plain, bad):
             await page.goto(file.as_uri())
-            assert await page.locator("img").count() == 6
+            assert await page.locator("img").count() == 7
             assert await page.locator("img").evaluate_all("all => all.every((one) => one.naturalWidth > 0)")
             assert await page.evaluate("window.owned") is None
             for size in ("phone", "laptop"):
