@@ -119,7 +119,7 @@ async def test_file_that_is_none_is_said_to_be(browser: "Browser", run: ShownRun
 
 async def test_smoothed_loss_is_that_of_the_reports(browser: "Browser", run: ShownRun) -> None:
     made = random.Random(SEED)
-    cases = []
+    cases: list[Any] = []
     for _ in range(CASES):
         xs = sorted(made.sample(range(1000), made.randint(1, 60)))
         losses = [None if made.random() < 0.1 else made.uniform(0, 10) for _ in xs]

@@ -40,7 +40,7 @@ def test_page_takes_colours_and_patterns_from_the_table() -> None:
     words = re.search(r"^export const PARTS = (.*);$", words_module(), re.MULTILINE)
     assert words is not None
     shown = {name: (part["colour"], part["hatch"]) for name, part in json.loads(words[1]).items()}
-    known = {name: (part.colour, part.hatch) for name, part in (PARTS | {"unknown": NOT_REPORTED}).items()}
+    known = {name: (part.colour, part.hatch) for name, part in {**PARTS, "unknown": NOT_REPORTED}.items()}
     assert shown == known
     script = (ASSETS / "widgets" / "waterfall.js").read_text(encoding="utf-8")
     assert not re.search(r"#[0-9a-f]{6}", script)
