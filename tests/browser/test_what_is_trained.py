@@ -136,5 +136,5 @@ async def test_members_page_draws_its_rounds_and_its_gpus(browser: "Browser", tm
         ]  # fmt: skip
         facts = page.locator("dl.facts")
         await facts.get_by_text("of the run's").wait_for()
-        assert "rank 1 of 3" in await facts.inner_text()
+        await facts.get_by_text("rank 1 of 3").wait_for()
         assert complaints.unexpected == []

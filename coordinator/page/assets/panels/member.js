@@ -56,6 +56,7 @@ export default class MemberPanel {
     this.unmount();
     this.#id = id;
     this.#told = null;
+    this.#rank = "";
     fill(this.body);
     fill(this.facts);
     setText(this.title, "Member");
@@ -65,7 +66,7 @@ export default class MemberPanel {
     }
     setText(this.said, "Asking the coordinator…");
     const { store } = this;
-    store.api.json(store.path("members")).then((page) => { this.#rank = rankOf(id, page); this.#told = null; }, () => {}); // without it, it has no rank here
+    store.api.json(store.path("members")).then((page) => { this.#rank = rankOf(id, page); }, () => {}); // without it, it has no rank here
     this.#ends.push(store.follow(RARELY_MS), store.poll(() => store.path(`members/${id}`), ASK_EVERY_MS, (answer) => this.#show(answer), (problem) => {
       if (problem.kind !== "not-found") return setText(this.said, `The member could not be read: ${visible(problem.message)}`);
       setText(this.said, `No member with the id ${id} is known: it has not joined this run, or left long ago.`);
@@ -111,11 +112,12 @@ export default class MemberPanel {
 
   /** Put what `parts()` returns into the page, if what it shows is new. */
   #draw(shows, parts) {
-    const shown = JSON.stringify(shows, (name, value) => (CHANGING.includes(name) ? undefined : value));
+    const total = this.store.present?.tokens_total;
+    const shown = JSON.stringify([shows, this.#rank, total], (name, value) => (CHANGING.includes(name) ? undefined : value));
     if (shown === this.#told) return;
     this.#told = shown;
     const focused = document.activeElement?.dataset?.part;
-    fill(this.facts, factsOf(shows.figures, shows, this.#rank, this.store.present?.tokens_total));
+    fill(this.facts, factsOf(shows.figures, shows, this.#rank, total));
     this.#drawCurves(shows.rounds);
     fill(this.body, ...parts());
     if (focused) this.body.querySelector(`[data-part="${focused}"]`)?.focus({ preventScroll: true });
