@@ -1,8 +1,9 @@
 """`[model.LLM.adapter]`: small tensors that a run trains beside a base that stays as it is (docs/adapters.md)."""
 
+import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from epochal.state.config.schema import HexDigest, Natural, Section, TaggedEnum
 
@@ -11,6 +12,7 @@ ALL_LINEAR = ("all-linear",)
 MAX_RANK = 1024
 MAX_TARGETS = 1024
 MAX_TARGET_CHARS = 256
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}")
 MAX_BASE_FILES = 10_001
 """Maximum number of files of a base's weights: shards, and their index."""
 
@@ -60,5 +62,12 @@ class BaseFile(Section):
     sha256: HexDigest
 
 
-BaseFiles = Annotated[dict[str, BaseFile] | None, Field(max_length=MAX_BASE_FILES)]
+def _check_names(files: dict[str, BaseFile] | None) -> dict[str, BaseFile] | None:
+    wrong = next((name for name in files or () if not _PLAIN_NAME.fullmatch(name)), None)
+    if wrong is not None:  # it is joined to the folder of a client's own copy
+        raise ValueError(f"{wrong!a} is no plain name of a file")
+    return files
+
+
+BaseFiles = Annotated[dict[str, BaseFile] | None, Field(max_length=MAX_BASE_FILES), AfterValidator(_check_names)]
 """The files of a base's weights by name; None where they are not known yet."""

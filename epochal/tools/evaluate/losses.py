@@ -115,7 +115,7 @@ async def opened_evaluation(
         packing = Packing.of(state, model.vocabulary, worker, options.permissions, split_read)
         settings = FetchSettings.of(state, data_indices_per_batch=1)
         fetcher = DataFetcher(provider, settings, system_jitter, model.vocabulary)
-        yield LossComputation(model, data, fetcher, packing, worker)
+        yield await asyncio.to_thread(LossComputation, model, data, fetcher, packing, worker)  # it may hash a base
 
 
 def _split_of(state: StateFile, location: AnyLocation, split: str | None) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from epochal.state.config.adapter_table import ALL_LINEAR, BaseFile, Lora
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -33,7 +34,7 @@ def test_table_is_read_with_its_defaults_and_written_as_before() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"model__LLM__adapter": {"AdaLora": {"r": 4}}}, "model.LLM.adapter: .*exactly one of { Lora = … }"),
+        ({"model__LLM__adapter": {"AdaLora": {"r": 4}}}, r"AdaLora.*allowed: exactly one of \{ Lora = … \}"),
         ({"model__LLM__adapter": {"Lora": {"init_lora_weights": "pissa"}}}, "Lora.init_lora_weights is an unknown key"),
         ({"model__LLM__adapter": {"Lora": {"bias": "all"}}}, "Lora.bias is an unknown key"),
         ({"model__LLM__adapter": {"Lora": {"r": 0}}}, "Lora.r .*from 1 to 1024"),
@@ -70,6 +71,12 @@ specs = st.builds(
     st.sampled_from([None, FILES]),
     st.sampled_from([None, {"model_type": "llama"}, {"model_type": "gpt2"}]),
 )
+
+
+@pytest.mark.parametrize("name", ["../../home/me/.ssh/id", "/etc/passwd", ".hidden", "a/b.safetensors", ""])
+def test_file_outside_a_base_is_no_name_in_a_model_document(name: str) -> None:
+    with pytest.raises(ValidationError):
+        ModelSpec.model_validate({"architecture": "HfAuto", "base": {name: {"size_bytes": 1, "sha256": "a" * 64}}})
 
 
 @given(specs, specs)
