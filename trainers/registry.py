@@ -113,7 +113,7 @@ def check_trains(
     _check_fits(name, state, spec, options.permissions)
     if spec.is_complete and (name in TRAINERS or spec.architecture is Architecture.CUSTOM):
         model = _model_of(name, spec, _torch_of(options))
-        if name == TORCH:
+        if name == TORCH and (spec.adapter is None) == (spec.base is None):  # a base is known with the first checkpoint
             model.learner()  # asks for the device and an adapter's base, and makes no module yet
 
 

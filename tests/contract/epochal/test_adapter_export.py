@@ -15,6 +15,7 @@ from epochal.runtime.permissions import OWNERS
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import first_replica
+from epochal.state.model.tensors import Tensors
 from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
 from epochal.tools.export.exporter import Exporter, ExportOptions
 from epochal.trainers.sources.float_types import FloatType
@@ -49,8 +50,12 @@ class Trained:
 
     @property
     def run(self) -> ListedRun:
-        replica = first_replica(3, adapter_of(self.spec, self.base))
+        replica = first_replica(3, self.adapter)
         return ListedRun([replica], spec=self.spec, state=state_file(model__LLM__checkpoint={"Local": str(self.base)}))
+
+    @property
+    def adapter(self) -> Tensors:
+        return adapter_of(self.spec, self.base, scale=0.3)
 
     @property
     def base(self) -> Path:
@@ -70,7 +75,7 @@ class Trained:
         state = state_file(model__LLM__max_seq_len=SEQ_LEN, model__LLM__data_location=location)
         options = EvaluationOptions(OWNERS, torch=TorchOptions(device="cpu", base=self.base))
         async with opened_evaluation(state, self.spec, options) as evaluation:
-            await evaluation.load(3, adapter_of(self.spec, self.base))
+            await evaluation.load(3, self.adapter)
             loss = await evaluation.loss()
         return loss.finite_nats() / loss.token_count
 
@@ -98,7 +103,7 @@ async def test_exported_adapter_and_whole_model_have_the_evaluated_loss_elsewher
         *("adapter_config.json", "adapter_model.safetensors", "epochal.json", "tokenizer.json"),
     ]
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(trained.base)
-    assert await trained.elsewhere(trained.base) != pytest.approx(loss, abs=1e-2)
+    assert await trained.elsewhere(trained.base) != pytest.approx(loss, abs=5e-3)
     assert await trained.elsewhere(trained.base, adapter) == pytest.approx(loss, abs=1e-4)
     assert await trained.elsewhere(whole) == pytest.approx(loss, abs=1e-4)
 

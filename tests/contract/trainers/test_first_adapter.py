@@ -34,7 +34,7 @@ def peft() -> None:
 
 def state_with(checkpoint: Any, **more: Any) -> StateFile:
     fields = {"model__LLM__architecture": "HfAuto", "model__LLM__adapter": LORA, "model__LLM__checkpoint": checkpoint}
-    return state_file(**fields, **more)
+    return state_file(**(fields | more))
 
 
 @pytest.fixture
