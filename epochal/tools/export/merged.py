@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidDocument
 from epochal.state.model.tensors import Float32Array, TensorLayout
@@ -47,7 +49,7 @@ class MergedStream:
         while len(found) < size_bytes:
             if not self._held:
                 _, values = await asyncio.to_thread(next, self._tensors)
-                self._held = memoryview(values.astype("<f4", copy=False).reshape(-1)).cast("B")
+                self._held = values.astype("<f4", copy=False).reshape(-1).view(np.uint8).data
             count = size_bytes - len(found)
             found += self._held[:count]
             self._held = self._held[count:]

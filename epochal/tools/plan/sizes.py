@@ -70,7 +70,7 @@ def base_sizes(state: StateFile) -> dict[str, int]:
     whole = open_model(spec.whole)
     from epochal.trainers.torch.frozen_base import base_bytes  # what `open_model` has found to be importable
 
-    return {precision: base_bytes(whole.shapes, whole.vocabulary, precision) for precision in BASE_BYTES}
+    return {precision: base_bytes(whole.shapes, whole.vocabulary or 0, precision) for precision in BASE_BYTES}
 
 
 def _known_spec(state: StateFile) -> ModelSpec:
