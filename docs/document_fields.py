@@ -182,7 +182,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     ),
     Rule.COMPUTED: (
         "*.adapter.Lora.alpha",
-        "*.adapter.Lora.target_modules[]",
+        "*.adapter.Lora.target_modules*",
         "StateFile.config.global_batch_size_*",
         "StateFile.config.data_indices_per_batch",
         "StateFile.model.LLM.max_seq_len",

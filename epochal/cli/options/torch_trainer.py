@@ -61,21 +61,20 @@ def torch_options(
     *,
     compiles: bool = False,
     gpu_memory: str | None = None,
-    base: Path | None = None,
-    base_precision: str | None = None,
+    base: tuple[Path | None, str | None] = (None, None),
 ) -> TorchOptions | None:
-    """Return the options, or None if not one of them is given.
+    """Return the options, or None if not one of them is given. `base` is `--base` and `--base-precision`.
 
     Raises:
         InvalidInput: one of them is wrong; the user's fault.
     """
-    given = (device, precision, micro_batch, gpu_memory, base, base_precision)
+    given = (device, precision, micro_batch, gpu_memory, *base)
     if not compiles and all(one is None for one in given):
         return None
     rows = parse_micro_batch(micro_batch or "auto")
     memory_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
     plain = TorchOptions(device or "auto", precision or "auto", compiles, rows, memory_bytes)
-    return replace(plain, base=base, base_precision=base_precision or "auto")
+    return replace(plain, base=base[0], base_precision=base[1] or "auto")
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:  # with what trains, which other audits do not need
     from epochal.tools.replays.stored_replays import StoredReplay
 
 MAX_RETRAINED = 10_000
+_Base = Annotated[Path | None, typer.Option("--base", metavar="DIR", help="As `epochal client` takes it.")]
+_BasePrecision = Annotated[str | None, typer.Option("--base-precision", help="As `epochal client` takes it.")]
 
 
 def audit(
@@ -59,12 +61,8 @@ def audit(
         str | None, typer.Option(metavar="DEVICE", help="Of --trainer torch, as `epochal client` takes it.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Of --trainer torch, as `epochal client` takes it.")] = None,
-    base: Annotated[
-        Path | None, typer.Option("--base", metavar="DIR", help="Of --trainer torch, as `epochal client` takes it.")
-    ] = None,
-    base_precision: Annotated[
-        str | None, typer.Option("--base-precision", help="Of --trainer torch, as `epochal client` takes it.")
-    ] = None,
+    base: _Base = None,
+    base_precision: _BasePrecision = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
@@ -94,7 +92,7 @@ def audit(
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    chosen = {"device": device, "precision": precision, "base": base, "base_precision": base_precision}
+    chosen = {"device": device, "precision": precision, "base": (base, base_precision)}
     dependencies = _dependencies(trainer, chosen, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     _show(report, replays, drawn if retrain else None, as_json=as_json)
