@@ -1,5 +1,6 @@
 """A run that trains an adapter: its first model, from a folder and from the Hub, and who can train it."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,6 @@ from epochal.state.model.first_model import model_document, spec_of_document
 from epochal.trainers.first_parameters import look_at_source, make_first_model
 from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.registry import TrainerOptions, check_mesh_trains, check_trains
-from epochal.trainers.sources import base_files
 from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
@@ -126,7 +126,7 @@ def test_gated_base_is_refused_with_how_to_show_a_token(hub: FakeHub, status: in
 def test_base_without_room_is_refused_before_it_is_downloaded(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     state = state_with({"Hub": {"repo_id": REPOSITORY}})
     spec = make_first_model(state, 0).spec
-    monkeypatch.setattr(base_files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
     with pytest.raises(InvalidInput, match=r"to be downloaded, and .*cache.* has room for 0.00 GB; .*--base DIR"):
         check_trains("torch", state, spec, TrainerOptions(permissions=OWNERS))
     assert "GET" not in weights_asked(hub)
