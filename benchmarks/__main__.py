@@ -15,6 +15,7 @@ from benchmarks.loading import ahead, http_ranges, packing, prepare, providers, 
 from benchmarks.report import explain, write
 from benchmarks.rounds import assignment, bare_round, commits, exchange, scale
 from benchmarks.training import (
+    adapter_clients,
     codec_quality,
     dishonest,
     quality,
@@ -57,6 +58,7 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "torch": torch_rounds.measure,
     "torch-clients": lambda: _in_folder(torch_clients.measure),
     "torch-memory": lambda: _in_folder(torch_memory.measure),
+    "adapters": lambda: _in_folder(adapter_clients.measure),
     "quality": quality.measure,
     "codecs": codec_quality.measure,
 }
@@ -78,12 +80,13 @@ NOTES: dict[str, Sequence[str]] = {
     "torch": torch_rounds.NOTES,
     "torch-clients": torch_clients.NOTES,
     "torch-memory": torch_memory.NOTES,
+    "adapters": adapter_clients.NOTES,
     "quality": quality.NOTES,
     "codecs": codec_quality.NOTES,
     "scale": scale.NOTES,
     **dict.fromkeys(goodput.named(), goodput.NOTES),
 }
-EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory")
+EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory", "adapters")
 APART = (
     *EXCHANGE,
     "prepare-memory",

@@ -110,6 +110,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "StateFile.model.LLM.checkpoint.*.prefix",
         "StateFile.model.LLM.checkpoint.*.repo_id",
         "StateFile.model.LLM.checkpoint.*.revision",
+        "ModelSpec.base",
     ),
     Rule.STORE_ORIGIN: ("UploadGrant.url", "UploadGrant.headers"),
     Rule.PACKAGE: ("StateFile.packing.task_encoder",),
@@ -180,6 +181,8 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "MixEntry.weight",
     ),
     Rule.COMPUTED: (
+        "*.adapter.Lora.alpha",
+        "*.adapter.Lora.target_modules*",
         "StateFile.config.global_batch_size_*",
         "StateFile.config.data_indices_per_batch",
         "StateFile.model.LLM.max_seq_len",

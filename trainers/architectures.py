@@ -37,9 +37,14 @@ class ArchitectureEntry:
     extra: str = ""
     trainer: str = NUMPY
 
-    def missing_modules(self) -> list[str]:
-        """Return the libraries that it needs, and that are not installed."""
-        return [name for name in self.modules if find_spec(name) is None]
+    def missing_modules(self, spec: ModelSpec | None = None) -> list[str]:
+        """Return the libraries that it needs, and that are not installed; with a spec, those that this model needs."""
+        adapts = spec is not None and spec.adapter is not None
+        return [name for name in (*self.modules, *(("peft",) if adapts else ())) if find_spec(name) is None]
+
+    def extra_of(self, spec: ModelSpec) -> str:
+        """Return the extra of this package that installs what this model needs."""
+        return self.extra if spec.adapter is None else "adapters"
 
 
 @contextmanager
@@ -69,6 +74,10 @@ def _open_hf(spec: ModelSpec, options: "TorchOptions | None") -> "Model":
         import torch  # noqa: F401
         from transformers import CONFIG_MAPPING, AutoModelForCausalLM  # noqa: F401 - which imports what they need
 
+        if spec.adapter is not None:
+            from epochal.trainers.torch.adapters import AdapterModel
+
+            return AdapterModel(spec) if options is None else AdapterModel(spec, options)
         from epochal.trainers.torch.causal_models import HfModel
 
     return HfModel(spec) if options is None else HfModel(spec, options)
@@ -113,9 +122,9 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
     if entry is None:
         allowed = " or ".join(sorted(ARCHITECTURES))
         raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
-    missing = entry.missing_modules()
+    missing = entry.missing_modules(spec)
     if missing:
-        allowed = f"any other, or this one with {' and '.join(missing)}: pip install 'epochal[{entry.extra}]'"
+        allowed = f"any other, or this one with {' and '.join(missing)}: pip install 'epochal[{entry.extra_of(spec)}]'"
         raise Unsupported(asked_by, (Mistake("model.LLM.architecture", spec.architecture.value, allowed),))
     if not spec.is_complete:
         allowed = "a table with the keys of the model's config.json"

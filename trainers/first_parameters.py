@@ -18,10 +18,11 @@ from epochal.state.model.tensors import Float32Array, TensorLayout
 from epochal.state.wire import parse_document
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, open_model
 from epochal.trainers.learner import ModelInParts
+from epochal.trainers.sources.folder_source import FolderSource
 from epochal.trainers.sources.model_source import ModelSource
 from epochal.trainers.sources.open_model import open_source
 from epochal.trainers.sources.origin import with_origin
-from epochal.trainers.sources.tokenizers import check_tokenizer
+from epochal.trainers.sources.tokenizers import TOKENIZER_FILE, check_identity, check_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,8 @@ def make_first_model(
             return FirstModel(llm.spec, step, layout, make, state.merge.has_momentum)
         parameters = model.initial_parameters(key)
         return FirstModel.of(llm.spec, first_replica(step, parameters, state.merge.has_momentum))
+    if llm.adapter is not None:
+        return _first_adapter(state, step, seed, source)
     if seed is not None:
         raise InvalidInput(f"a seed does not go with {source.place}: the parameters are read from there")
     spec = _completed(llm.spec, source)
@@ -88,6 +91,27 @@ def make_first_model(
     read = partial(_checked_parameters, source, layout, state.merge.max_abs)
     counted = partial(_counted, "reading the first parameters", layout, read)
     return FirstModel(spec, step, layout, counted, state.merge.has_momentum)
+
+
+def _first_adapter(state: StateFile, step: int, seed: int | None, source: ModelSource) -> FirstModel:
+    """Return the adapter with which a run starts, beside the base at the source. Raises as `make_first_model`."""
+    spec = _completed(state.model.LLM.spec, source)
+    check_config(state, spec)
+    _check_tokenizer(spec, source)
+    for name, data in source.tokenizer_files():
+        if name == TOKENIZER_FILE:
+            check_identity(data, source.place, state.model.LLM.tokenizer, "another base")
+    if not isinstance(source, FolderSource):
+        raise InvalidInput(f"{source.place}: an adapter's base is a repository or a folder", place=source.place)
+    model = open_model(spec)
+    from epochal.trainers.torch.adapters import AdapterModel  # what `open_model` has found to be importable
+
+    assert isinstance(model, AdapterModel)
+    if source.origin() is None:
+        source.tensors(model.whole.shapes)  # names and shapes are wrong now; a repository's would be downloaded for it
+    parameters = model.first_parameters(_seed_bytes(state.run_id if seed is None else f"{seed}"), source)
+    spec = spec.model_copy(update={"base": source.weight_files()})
+    return FirstModel.of(spec, first_replica(step, parameters, state.merge.has_momentum))
 
 
 def _counted(

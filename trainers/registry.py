@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from epochal.data_providers.tcp.client_connection import TicketOrAccess
+from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
@@ -88,7 +89,7 @@ def open_trainer(
         return open_packaged_trainer(TrainerSetup(name, state, spec, optimizer, worker, options.torch))
     if name == REMOTE:
         return _open_remote(state, spec, worker, options.remote)
-    model = _model_of(name, spec, options.torch)
+    model = _model_of(name, spec, _torch_of(options))
     if name == NULL:
         return NullTrainer(model)
     return LearnerTrainer(model, optimizer, state.merge.inner_state == "keep", worker, name)
@@ -111,15 +112,17 @@ def check_trains(
     check_trainer_name(name)
     _check_fits(name, state, spec, options.permissions)
     if spec.is_complete and (name in TRAINERS or spec.architecture is Architecture.CUSTOM):
-        model = _model_of(name, spec, options.torch)
-        if name == TORCH:
-            model.learner()  # asks for the device, and makes no module yet
+        model = _model_of(name, spec, _torch_of(options))
+        if name == TORCH and (spec.adapter is None) == (spec.base is None):  # a base is known with the first checkpoint
+            model.learner()  # asks for the device and an adapter's base, and makes no module yet
 
 
 def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -> None:
     """Check whether `open_mesh_trainer` can train the run, before this machine joins it. Raises as that does."""
     name = options.trainer
     _check_fits(name, state, spec, options.permissions)
+    if spec.adapter is not None:
+        raise _unsupported(f"{name} with --mesh", "model.LLM.adapter", spec.adapter.variant, "no adapter with a mesh")
     if name == TORCH:
         from epochal.trainers.torch.sharding import check_devices
 
@@ -175,6 +178,9 @@ def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permi
     optimizer = _optimizer_of(name, state)
     if name in (NUMPY, TORCH):
         check_trainer(name, spec.architecture)
+    if name == REMOTE and spec.adapter is not None:
+        allowed = f"no adapter, or --trainer {TORCH}: each client reads the base itself"
+        raise _unsupported(REMOTE, "model.LLM.adapter", spec.adapter.variant, allowed)
     if name == REMOTE and state.merge.delay and state.merge.inner_state == "keep":
         allowed = '"reset", or merge.delay = 0: a training service holds the state of one undecided round'
         raise _unsupported(REMOTE, "merge.inner_state", "keep", allowed)
@@ -214,6 +220,10 @@ def _check_not_dummy(trainer: str, spec: ModelSpec) -> None:
 def _model_of(trainer: str, spec: ModelSpec, options: TorchOptions = DEFAULT_TORCH_OPTIONS) -> Model:
     _check_not_dummy(trainer, spec)
     return open_model(spec, f"trainer {trainer}", options)
+
+
+def _torch_of(options: TrainerOptions) -> TorchOptions:
+    return replace(options.torch, lends_token=options.permissions.lends_credentials(HUB_HOST))
 
 
 def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:

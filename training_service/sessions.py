@@ -131,6 +131,8 @@ def open_served_model(spec: ModelSpec) -> Model:
     if spec.architecture is Architecture.CUSTOM:  # it would import what a stranger names
         message = f"architecture {spec.architecture} is trained by clients themselves, not by a training service"
         raise Refused(Refusal.INVALID_BODY, message)
+    if spec.adapter is not None:
+        raise Refused(Refusal.INVALID_BODY, "an adapter, whose base each client reads itself")
     if spec.dummy:
         raise Refused(Refusal.INVALID_BODY, "a model without arithmetic, which nothing trains")
     try:

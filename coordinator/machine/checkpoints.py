@@ -59,8 +59,7 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
             `result-invalid` (rule `dropout`) if no verifier could repeat what such a model computes.
     """
     found = event.checkpoint
-    model = {"hf": event.model.hf or {}, "custom": event.model.custom or {}}
-    dropped = None if run.state_file.verify is None else next(dropouts(model, ()), None)
+    dropped = None if run.state_file.verify is None else next(dropouts(event.model.tables, ()), None)
     if dropped is not None:
         place = ".".join(map(str, dropped[0]))
         message = f"the model's {place} is {dropped[1]}; a run with `[verify]` needs 0.0, so that work can be repeated"

@@ -166,8 +166,8 @@ def _vocabulary_in(spec: ModelSpec | None, place: str, found: NamedFiles) -> int
 def _lacking_libraries(spec: ModelSpec) -> str:
     """Return which libraries that the model needs are not installed, and what to do; "" if all are there."""
     entry = ARCHITECTURES[spec.architecture]
-    missing = [] if spec.dummy else entry.missing_modules()
-    return f"not installed: {' and '.join(missing)}; pip install 'epochal[{entry.extra}]'" if missing else ""
+    missing = [] if spec.dummy else entry.missing_modules(spec)
+    return f"not installed: {' and '.join(missing)}; pip install 'epochal[{entry.extra_of(spec)}]'" if missing else ""
 
 
 def vocabulary_of(state: StateFile) -> int | None:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from epochal.state.config.adapter_table import Adapter, BaseFiles
 from epochal.state.config.data_location import BucketName, DataLocation, Endpoint, Region
 from epochal.state.config.free_table import WrongEntry, check_free_table
 from epochal.state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
@@ -263,6 +264,8 @@ class ModelSpec(Section):
         hf: the Hugging Face config, if the architecture is one of `HF_ARCHITECTURES`; None if it is not known yet.
         custom: the table of the trainer to which the model belongs, if the architecture is `Custom`.
         dummy: whether the model is Psyche's without arithmetic (`checkpoint = "Dummy"`), whatever the architecture.
+        adapter: the tensors that are trained beside a base, whose config is `hf`; None if the whole model is trained.
+        base: the files of the base's weights; None without an adapter, and before the run's first checkpoint.
     """
 
     architecture: Annotated[Architecture, Field(strict=False)]
@@ -270,6 +273,8 @@ class ModelSpec(Section):
     hf: HfConfig = None
     custom: CustomTable = None
     dummy: bool = False
+    adapter: Adapter = None
+    base: BaseFiles = None
 
     @property
     def is_complete(self) -> bool:
@@ -279,7 +284,20 @@ class ModelSpec(Section):
     def completes(self, other: "ModelSpec") -> bool:
         """Whether it is complete, and agrees with the other one in every field that the other one has."""
         known = self if other.is_complete else self.model_copy(update={"hf": None})
-        return self.is_complete and known == other
+        if self.adapter is not None and self.base is not None and other.base is None:
+            known = known.model_copy(update={"base": None})
+        return self.is_complete and (self.adapter is None) == (self.base is None) and known == other
+
+    @property
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The tables of the state file that say how the model computes, by name; empty where there is no such table."""
+        adapter = {} if self.adapter is None else {self.adapter.variant: self.adapter.model_dump()}
+        return {"hf": self.hf or {}, "custom": self.custom or {}, "adapter": adapter}
+
+    @property
+    def whole(self) -> "ModelSpec":
+        """The spec of the base as a model that is trained as a whole; itself without an adapter."""
+        return self.model_copy(update={"adapter": None, "base": None})
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as plain JSON values, with every default: the content of the run's model document."""
@@ -293,6 +311,7 @@ class LlmConfig(Section):
         max_seq_len: tokens of one sample, and so of one data index.
         cold_start_warmup_steps: rounds over which the learning rate grows after a cold start
             (`epochal.state.schedule`).
+        adapter: what is trained beside the model at `checkpoint`; None trains all of that. Epochal's addition.
         tokenizer: SHA-256 of the tokenizer of the run's data. Epochal's addition.
     """
 
@@ -307,6 +326,7 @@ class LlmConfig(Section):
     ngram: NgramConfig = NgramConfig()
     hf: HfConfig = None
     custom: CustomTable = None
+    adapter: Adapter = None
     tokenizer: Annotated[
         HexDigest | None, Field(description="the 64 lowercase hex characters that `epochal prepare` shows")
     ] = None
@@ -316,7 +336,14 @@ class LlmConfig(Section):
         """The part that describes the model, as far as the file does; `checkpoint` may name where the rest is."""
         is_dummy = isinstance(self.checkpoint, DummyCheckpoint)
         kind = self.architecture
-        return ModelSpec(architecture=kind, ngram=self.ngram, hf=self.hf, custom=self.custom, dummy=is_dummy)
+        return ModelSpec(
+            architecture=kind,
+            ngram=self.ngram,
+            hf=self.hf,
+            custom=self.custom,
+            dummy=is_dummy,
+            adapter=None if is_dummy else self.adapter,
+        )
 
     @property
     def is_made_from_seed(self) -> bool:

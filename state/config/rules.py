@@ -4,6 +4,7 @@ from fractions import Fraction
 
 from epochal.state.config.mistakes import Rule
 from epochal.state.config.model_table import HF_ARCHITECTURES, Architecture, DataType
+from epochal.state.config.schema import tag_of
 from epochal.state.config.verify_table import agrees_with_psyches
 
 
@@ -56,6 +57,21 @@ RULES = (
         ("model.LLM.custom", "model.LLM.architecture"),
         lambda custom, kind: custom is None or kind == Architecture.CUSTOM,
         'no such table where model.LLM.architecture is {1}; only "Custom" has one',
+    ),
+    Rule(
+        ("model.LLM.adapter", "model.LLM.architecture"),
+        lambda adapter, kind: adapter is None or kind in HF_ARCHITECTURES,
+        "no such table where model.LLM.architecture is {1}; an `Hf…` one may have it",
+    ),
+    Rule(
+        ("model.LLM.adapter", "model.LLM.checkpoint"),
+        lambda adapter, checkpoint: adapter is None or tag_of(checkpoint) not in ("Ephemeral", "Dummy"),
+        "no such table where model.LLM.checkpoint is {1}; it names the base, a repository or a folder",
+    ),
+    Rule(
+        ("model.LLM.adapter", "access.genesis"),
+        lambda adapter, genesis: adapter is None or genesis != "members",
+        "no such table where access.genesis is {1}: the operator says which files the base has",
     ),
     Rule(
         ("packing.task_encoder", "model.LLM.data_type"),

@@ -90,7 +90,7 @@ def _unrepeatable(state: StateFile) -> Iterator[Mistake]:
     if merge.local_steps > MAX_REPEATABLE_STEPS:
         line, why = f"{MAX_REPEATABLE_STEPS}, or fewer", "honest machines differ the more the longer they compute"
         yield _for_verify("merge.local_steps", merge.local_steps, line, why)
-    for place, value in dropouts({"hf": llm.hf or {}, "custom": llm.custom or {}}, ("model", "LLM")):
+    for place, value in dropouts(llm.spec.tables, ("model", "LLM")):
         yield _for_verify(".".join(map(str, place)), value, "0.0", "devices draw other random numbers")
 
 

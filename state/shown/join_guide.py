@@ -23,7 +23,7 @@ from epochal.state.config.data_location import (
     SingleUrl,
     WeightedHttp,
 )
-from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, Hub, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.model.tensors import TensorLayout
@@ -34,7 +34,7 @@ MAX_SHOWN_PLACES = 4
 FLOAT32_BYTES = 4
 TRAINER_BYTES_PER_PARAMETER = 16
 """A parameter, its gradient and AdamW's two moments in float32, beside which activations take room."""
-OBJECT_STORES, PARQUET, HUB, TORCH = "object-stores", "parquet", "hub", "torch"
+OBJECT_STORES, PARQUET, HUB, TORCH, ADAPTERS = "object-stores", "parquet", "hub", "torch", "adapters"
 """Extras of the package."""
 
 AccessMode = Literal["open", "keys", "invitations"]
@@ -75,6 +75,7 @@ class JoinRoom(WireDocument):
         clients: number of clients with which this was computed.
         download_bytes: size of the checkpoint that a newcomer downloads.
         result_bytes: size of what a client uploads in each round, without a header of a few KiB.
+        base_bytes: size of the files of an adapter's base, which take as much memory unless they are quantised.
     """
 
     parameter_count: Count
@@ -83,6 +84,7 @@ class JoinRoom(WireDocument):
     clients: Count
     download_bytes: Count
     result_bytes: Count
+    base_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,7 @@ class JoinGuide(WireDocument):
         task_encoder: the entry point of the task encoder, whose package the machine must have; None if it is missing.
         spool_limit_bytes: maximum size of a client's temporary files, as the state file has it; None for no limit.
         room: None before the run's first checkpoint.
+        own_base: whether each machine needs a copy of an adapter's base of its own, which it names with `--base`.
     """
 
     run_id: str
@@ -110,6 +113,7 @@ class JoinGuide(WireDocument):
     data: JoinData
     spool_limit_bytes: Count | None
     room: JoinRoom | None
+    own_base: bool = False
 
 
 def trainer_named(spec: ModelSpec) -> str:
@@ -183,7 +187,9 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def room_of(state_file: StateFile, layout: TensorLayout, checkpoint_bytes: int, clients: int) -> JoinRoom:
+def room_of(
+    state_file: StateFile, layout: TensorLayout, checkpoint_bytes: int, clients: int, base_bytes: int = 0
+) -> JoinRoom:
     """Return the room that a client needs (`docs/operations.md`, "What a client holds").
 
     Args:
@@ -191,6 +197,7 @@ def room_of(state_file: StateFile, layout: TensorLayout, checkpoint_bytes: int, 
         layout: of the model's parameters.
         checkpoint_bytes: size of the newest checkpoint.
         clients: number of clients in a round.
+        base_bytes: size of the files of an adapter's base; 0 without one.
     """
     merge = state_file.merge
     parameter_count = layout.size_bytes // FLOAT32_BYTES
@@ -205,6 +212,7 @@ def room_of(state_file: StateFile, layout: TensorLayout, checkpoint_bytes: int, 
         clients=clients,
         download_bytes=checkpoint_bytes,
         result_bytes=result_bytes,
+        base_bytes=base_bytes,
     )
 
 
@@ -225,9 +233,10 @@ def join_guide(state_file: StateFile, version: str, room: JoinRoom | None) -> Jo
         access=state_file.access.mode,
         trainer=trainer,
         packaged=spec.architecture is Architecture.CUSTOM and not spec.dummy,
-        extras=(*((TORCH,) if trainer == TORCH else ()), *extras),
+        extras=(*((TORCH if spec.adapter is None else ADAPTERS,) if trainer == TORCH else ()), *extras),
         task_encoder=state_file.packing.task_encoder,
         data=data,
         spool_limit_bytes=state_file.client.spool_bytes,
         room=room,
+        own_base=spec.adapter is not None and not isinstance(state_file.model.LLM.checkpoint, Hub),
     )

@@ -14,10 +14,10 @@ PAGES = Path(__file__).resolve().parents[2] / "docs" / "tutorials"
 PAGE = PAGES / "first-model.md"
 OWN_TEXT = PAGES / "your-own-text.md"
 START = PAGES.parent / "start.md"
-OWN_DATA, OWN_MODEL, FINE_TUNING, JOIN, OPERATING = (
-    PAGES / f"{name}.md" for name in ("your-own-data", "your-own-model", "fine-tuning", "join", "operating")
+OWN_DATA, OWN_MODEL, FINE_TUNING, ADAPTERS, JOIN, OPERATING = (
+    PAGES / f"{name}.md" for name in ("your-own-data", "your-own-model", "fine-tuning", "adapters", "join", "operating")
 )
-EXECUTED = {START, PAGE, OWN_TEXT, OWN_DATA, OWN_MODEL, FINE_TUNING, JOIN, OPERATING}
+EXECUTED = {START, PAGE, OWN_TEXT, OWN_DATA, OWN_MODEL, FINE_TUNING, ADAPTERS, JOIN, OPERATING}
 """Pages whose steps the tests below execute."""
 KNOWS_NOTHING = 6.24
 """Loss of a model that gives each of 512 tokens the same probability, in nats."""
@@ -125,6 +125,23 @@ async def test_fine_tuning_does_what_the_page_says(tmp_path: Path) -> None:
     assert loss is not None
     assert float(loss[1]) < BYTES_KNOW_NOTHING - 1
     assert (tmp_path / "A" / "answers" / "model.safetensors").exists()
+
+
+@pytest.mark.nightly
+async def test_adapters_does_what_the_page_says(tmp_path: Path) -> None:
+    for module in ("torch", "transformers", "peft", "pyarrow"):
+        need_module(module)
+    printed = await executed(ADAPTERS, tmp_path, {})
+    assert "in nf4, which each reads itself" in printed
+    finished = re.findall(r"the run is finished with replica ([0-9]+)", printed)
+    assert len(finished) == 3
+    assert len(set(finished)) == 1
+    loss = re.search(r"talks, replica [0-9]+: loss ([0-9.]+) nats", printed)
+    assert loss is not None
+    assert float(loss[1]) < BYTES_KNOW_NOTHING - 1
+    difference = re.search(r"the largest difference between the two is ([0-9.]+)", printed)
+    assert difference is not None
+    assert float(difference[1]) < 0.001
 
 
 @pytest.mark.nightly

@@ -91,12 +91,12 @@ def initial_parts(model: NgramConfig, seed: bytes) -> Iterator[tuple[str, npt.ND
             if name in (HIDDEN_BIAS, OUTPUT_BIAS):
                 yield name, np.zeros(size, np.float32)
             else:
-                part = _keyed_uniform(seed, name, start // _INIT_BLOCK_VALUES, size)
+                part = keyed_uniform(seed, name, start // _INIT_BLOCK_VALUES, size)
                 part *= scale
                 yield name, part
 
 
-def _keyed_uniform(seed: bytes, name: str, block: int, count: int) -> npt.NDArray[np.float32]:
+def keyed_uniform(seed: bytes, name: str, block: int, count: int) -> npt.NDArray[np.float32]:
     """Return a block's float32 values in [−1, 1): 24 bits each, of SHAKE-256 over seed, block number and name."""
     key = _INIT_DOMAIN + seed + struct.pack("<Q", block) + name.encode()
     stream = hashlib.shake_256(key).digest(4 * count)

@@ -18,7 +18,9 @@ from epochal.runtime.buckets import (
 )
 from epochal.runtime.connections.bandwidth import refuse_if_limited
 from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.state.config.adapter_table import BaseFile
 from epochal.state.errors import InvalidInput, ModelUnavailable, NotAllowed
+from epochal.trainers.sources.model_source import hashed
 
 RANGE_TIMEOUT = "120s"
 """Maximum time for one range of a file, of up to `reading.CHUNK_BYTES`."""
@@ -72,6 +74,10 @@ class BucketFolder:
 
     def names(self) -> Sequence[str]:
         return list(self._objects())
+
+    def identify(self, name: str) -> BaseFile | None:
+        file = self.open(name)
+        return None if file is None else hashed(file)
 
     def _objects(self) -> Mapping[str, Mapping[str, Any]]:
         if self._listed is None:

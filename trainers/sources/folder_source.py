@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from epochal.state.config.adapter_table import BaseFile
 from epochal.state.config.model_table import MAX_HF_CONFIG_BYTES
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import Float32Array
@@ -71,6 +72,21 @@ class FolderSource:
             if file is not None:
                 _check_size(file, MAX_TOKENIZER_FILE_BYTES)
                 yield name, read_bytes(file, 0, file.size_bytes)
+
+    def weight_files(self) -> dict[str, BaseFile]:
+        """Return the files of the weights by name: one, or shards and their index. Raises as `ModelSource.tensors`."""
+        names = [WEIGHTS_FILE]
+        held = self._folder.names()
+        if WEIGHTS_FILE not in held and (held or self._folder.open(WEIGHTS_FILE) is None):
+            index = self._folder.open(INDEX_FILE)
+            if index is None:
+                self._refuse_other_formats()
+            names = [INDEX_FILE, *sorted(set(_shards_by_tensor(index).values()))]
+        found = {name: self._folder.identify(name) for name in names}
+        lacking = [name for name, file in found.items() if file is None]
+        if lacking:
+            raise InvalidInput(f"{self.place} lacks {', '.join(lacking)}", place=self.place)
+        return {name: file for name, file in found.items() if file is not None}
 
     def _weights(self) -> list[WeightsFile]:
         single = self._folder.open(WEIGHTS_FILE)

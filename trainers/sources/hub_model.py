@@ -13,12 +13,13 @@ from pathlib import Path
 from epochal.runtime.connections.bandwidth import refuse_if_limited
 from epochal.runtime.hub import HUB_FETCHED_BEFORE, HUB_RETRIES, hub, hub_error, hub_failures, repeated
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.adapter_table import BaseFile
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from epochal.trainers.sources.local_model import LocalFile
 from epochal.trainers.sources.origin import Origin
 
-_COMMIT_DIGITS = 40
+_COMMIT_DIGITS, _SHA256_DIGITS = 40, 64
 
 
 class HubFolder:
@@ -59,6 +60,21 @@ class HubFolder:
         with suppress(*hub_failures()):
             return list(hub().HfApi(token=self._token).list_repo_files(self._repo_id, revision=self._revision))
         return []
+
+    def identify(self, name: str) -> BaseFile | None:
+        """Return size and digest of a file, by what the Hub says of a large one, which is not downloaded for that."""
+        if not hub().constants.HF_HUB_OFFLINE:
+            with suppress(*hub_failures()):
+                url = hub().hf_hub_url(self._repo_id, name, revision=self._revision)
+                found = hub().get_hf_file_metadata(url, token=self._token)
+                if found.size is not None and len(found.etag or "") == _SHA256_DIGITS:
+                    return BaseFile(size_bytes=found.size, sha256=found.etag)
+        file = self.open(name)
+        return None if file is None else file.identify()
+
+    def is_cached(self, name: str) -> bool:
+        """Return whether the file is in the Hub's cache."""
+        return self._cached(name) is not None
 
     def _path_of(self, name: str) -> Path | None:
         """Return the file's path in the cache, downloaded if it is not there; None if the repository lacks it."""

@@ -1,15 +1,17 @@
 """A model on this machine's disk: a folder in the layout of a Hugging Face repository, or one safetensors file."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from epochal.state.config.adapter_table import BaseFile
 from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import CHECKPOINT_FORMAT, MOMENTUM_PREFIX, PARAMETERS_PREFIX
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import Shapes
 from epochal.trainers.sources.folder_source import ONLY_SAFETENSORS, OTHER_FORMATS, FolderSource
-from epochal.trainers.sources.model_source import ModelSource
+from epochal.trainers.sources.model_source import ModelSource, hashed
 from epochal.trainers.sources.safetensors_reader import read_tensors
 from epochal.trainers.sources.weights_file import WeightsFile, open_weights
 
@@ -28,6 +30,11 @@ class LocalFile:
             self.size_bytes = path.stat().st_size
         except OSError as error:
             raise _unreadable(path, error) from error
+
+    def identify(self) -> BaseFile:
+        """Return size and digest; a file that has not changed since an earlier call is not read again."""
+        found = self._path.stat()
+        return _hashed(self._path, found.st_size, found.st_mtime_ns, found.st_ino)
 
     def read_into(self, start: int, into: memoryview) -> None:
         try:
@@ -59,6 +66,10 @@ class LocalFolder:
             return [path.name for path in self._path.iterdir()]
         except OSError:
             return []
+
+    def identify(self, name: str) -> BaseFile | None:
+        file = self.open(name)
+        return None if file is None else file.identify()
 
 
 class FileSource:
@@ -96,6 +107,12 @@ def local_source(path: Path) -> ModelSource:
     except OSError as error:
         raise _unreadable(path, error) from error
     return FolderSource(LocalFolder(path)) if is_folder else FileSource(path)
+
+
+@lru_cache
+def _hashed(path: Path, *state: int) -> BaseFile:
+    del state  # of the file, so that one that has changed is read again
+    return hashed(LocalFile(path))
 
 
 def _unreadable(path: Path, error: OSError) -> InvalidInput:

@@ -5,12 +5,17 @@ here: a source never holds more than one tensor and one chunk of bytes; every er
 there is one.
 """
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from epochal.runtime.long_work import BYTES, long_work
+from epochal.state.config.adapter_table import BaseFile
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import Shapes
 from epochal.trainers.sources.origin import Origin
+
+HASHED_AT_A_TIME_BYTES = 8 * 1024 * 1024
 
 
 class ModelSource(Protocol):
@@ -87,5 +92,21 @@ class ModelFolder(Protocol):
         ...
 
     def names(self) -> Sequence[str]:
-        """Return the names of the files, for a message; empty where they cannot be listed."""
+        """Return the names of the files; empty where they cannot be listed."""
         ...
+
+    def identify(self, name: str) -> BaseFile | None:
+        """Return size and digest of the file of this name; None if the folder has none. Raises as `open`."""
+        ...
+
+
+def hashed(file: ModelFile) -> BaseFile:
+    """Return a file's size and digest, all of which is read. Raises as `ModelFile.read_into`."""
+    found, buffer = hashlib.sha256(), bytearray(min(file.size_bytes, HASHED_AT_A_TIME_BYTES))
+    with long_work(f"hashing {file.place}", file.size_bytes, BYTES) as work:
+        for start in range(0, file.size_bytes, HASHED_AT_A_TIME_BYTES):
+            part = memoryview(buffer)[: file.size_bytes - start]
+            file.read_into(start, part)
+            found.update(part)
+            work.advance(len(part))
+    return BaseFile(size_bytes=file.size_bytes, sha256=found.hexdigest())

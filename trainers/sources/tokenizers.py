@@ -1,5 +1,6 @@
 """The tokenizer beside a model's weights: whether the model knows its tokens."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,6 +10,7 @@ from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.trainers.sources.model_source import ModelSource
 
 TOKENIZER_FILE, VOCABULARY_FILE = "tokenizer.json", "vocab.json"
+_DECIDES = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 LISTS_OF_TOKENS = (TOKENIZER_FILE, VOCABULARY_FILE)
 
 
@@ -60,6 +62,44 @@ def check_list(name: str, data: bytes, folder: str, vocabulary: int | None) -> N
             f"{place} is a tokenizer of tokens from 0 to {largest}; the model's vocab_size is {vocabulary}, so "
             f"allowed: tokens from 0 to {vocabulary - 1}. Is it another model's tokenizer?",
             place=place,
+        )
+
+
+def identity_of(tokenizer_json: bytes) -> str:
+    """Return the SHA-256, in hex, of what decides the tokens of a `tokenizer.json`.
+
+    That is its model, normaliser, pre-tokeniser and added tokens, as JSON with sorted keys, merges as pairs. Padding,
+    truncation, decoder and template do not count: a copy that another program has saved has the same identity.
+    """
+    document = json.loads(tokenizer_json)
+    found = {name: document.get(name) for name in _DECIDES}
+    model = found["model"]
+    if isinstance(model, dict) and isinstance(model.get("merges"), list):
+        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
+        found["model"] = model | {"merges": merges}
+    text = json.dumps(found, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_identity(data: bytes, folder: str, of_data: str | None, otherwise: str) -> None:
+    """Raise `InvalidInput` if a `tokenizer.json` is another tokenizer than that of the run's data, where it is known.
+
+    Args:
+        data: the file's bytes.
+        folder: where it is.
+        of_data: the identity that the state file names (`model.LLM.tokenizer`).
+        otherwise: what is allowed besides the right one.
+    """
+    if of_data is None:
+        return
+    try:
+        found = identity_of(data)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return  # of a form that is not known here
+    if found != of_data:
+        raise InvalidInput(
+            f"{folder}/{TOKENIZER_FILE} is another tokenizer ({found[:12]}…) than that of the run's data "
+            f"({of_data[:12]}…, `model.LLM.tokenizer`); allowed: that one, or {otherwise}"
         )
 
 

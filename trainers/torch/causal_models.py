@@ -80,7 +80,7 @@ class HfModel:
             InvalidInput: this machine does not have the device that the options name.
         """
         build = partial(_built_on, self._spec)
-        return TorchLearner(build, self._objective(), self._options)
+        return TorchLearner(build, self.objective(), self._options)
 
     def sharded_learner(
         self, mesh: "DeviceMesh", optimizer: AdamW | None, fitting_places: int | None
@@ -89,9 +89,10 @@ class HfModel:
         from epochal.trainers.torch.sharded_learner import ShardedLearner
 
         build = partial(build_module, self._spec)
-        return ShardedLearner(build, self._objective(), self._options, mesh, optimizer, fitting_places)
+        return ShardedLearner(build, self.objective(), self._options, mesh, optimizer, fitting_places)
 
-    def _objective(self) -> NextTokenLoss:
+    def objective(self) -> NextTokenLoss:
+        """Return what the model's learners minimise."""
         return NextTokenLoss(self._layout.vocabulary, self._layout.max_positions)
 
     @property

@@ -201,3 +201,20 @@ def _device(name: str) -> torch.device:
         message = f"--device {name}: torch finds no such device on this machine; allowed: auto, {there_are}"
         raise InvalidInput(message, device=name)
     return torch.device("cuda", device.index or 0) if device.type == "cuda" else device
+
+
+@contextlib.contextmanager
+def without_parameters() -> Iterator[None]:
+    """Let modules that are made within the block have parameters without memory; their buffers are as always."""
+    register = torch.nn.Module.register_parameter
+
+    def register_empty(module: torch.nn.Module, name: str, one: torch.nn.Parameter | None) -> None:
+        register(module, name, one)
+        if one is not None and not one.is_meta:
+            module._parameters[name] = torch.nn.Parameter(one.detach().to("meta"), requires_grad=one.requires_grad)
+
+    torch.nn.Module.register_parameter = register_empty
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register

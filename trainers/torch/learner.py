@@ -40,6 +40,11 @@ class _Part:
     sizes: Sequence[int]
 
 
+def all_parameters(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a module's parameters by name."""
+    return dict(module.named_parameters())
+
+
 class TorchLearner:
     """A torch model while it is trained.
 
@@ -50,18 +55,24 @@ class TorchLearner:
         build: returns the module on a device, with parameters in float32.
         objective: what is minimised.
         options: where and how torch computes.
+        parameters_of: returns what is trained and shared of the module, by name; the others stay as they are built.
 
     Raises:
         InvalidInput: this machine has no such device; the user's fault.
     """
 
     def __init__(
-        self, build: Callable[[torch.device], torch.nn.Module], objective: Objective, options: TorchOptions
+        self,
+        build: Callable[[torch.device], torch.nn.Module],
+        objective: Objective,
+        options: TorchOptions,
+        parameters_of: Callable[[torch.nn.Module], Mapping[str, torch.Tensor]] = all_parameters,
     ) -> None:
         self._placement = Placement.of(options)
         self.computed = self._placement.computed
         self._build = build
         self._objective = objective
+        self._parameters_of = parameters_of
         self._compiles = options.compiles
         self._size = MicroBatchSize(options.micro_batch, objective.places_at_a_time(self._placement.device.type))
         self._opened: _Opened | None = None
@@ -131,7 +142,7 @@ class TorchLearner:
     def _open(self) -> _Opened:
         module = self._build(self._placement.device)
         module.train()
-        parameters = dict(sorted(module.named_parameters()))
+        parameters = dict(sorted(self._parameters_of(module).items()))
         if self._compiles:
             module.compile()
         return _Opened(module, parameters, FusedAdamW(parameters))

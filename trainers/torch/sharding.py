@@ -5,7 +5,6 @@ part. The module is built without memory for its parameters, so that a process n
 and the layer that it computes. Every process of the mesh must call the functions here that exchange, in the same order.
 """
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from epochal.state.errors import InvalidInput
 from epochal.state.model.tensors import Float32Array
-from epochal.trainers.torch.devices import Placement, copied_out, copy_in
+from epochal.trainers.torch.devices import Placement, copied_out, copy_in, without_parameters
 from epochal.trainers.torch.torch_options import TorchOptions
 
 FIRST = 0
@@ -129,7 +128,7 @@ def sharded(build: Callable[[], torch.nn.Module], placement: Placement, mesh: De
         placement: where and how this process computes.
         mesh: from `device_mesh`.
     """
-    with torch.random.fork_rng(devices=[]), _without_parameters():
+    with torch.random.fork_rng(devices=[]), without_parameters():
         module = build()
     module.train()
     policy = MixedPrecisionPolicy()
@@ -205,20 +204,3 @@ def _elements(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _are_own(block: torch.nn.Module, uses: Counter[torch.nn.Parameter]) -> bool:
     return all(uses[one] == 1 for one in block.parameters())
-
-
-@contextlib.contextmanager
-def _without_parameters() -> Iterator[None]:
-    """Let modules that are made within the block have parameters without memory; their buffers are as always."""
-    register = torch.nn.Module.register_parameter
-
-    def register_empty(module: torch.nn.Module, name: str, one: torch.nn.Parameter | None) -> None:
-        register(module, name, one)
-        if one is not None and not one.is_meta:
-            module._parameters[name] = torch.nn.Parameter(one.detach().to("meta"), requires_grad=one.requires_grad)
-
-    torch.nn.Module.register_parameter = register_empty
-    try:
-        yield
-    finally:
-        torch.nn.Module.register_parameter = register

@@ -2,10 +2,14 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from epochal.state.errors import InvalidInput
 
 PRECISIONS = ("auto", "bf16", "float32")
+FLOAT32, BF16, INT8, NF4 = "float32", "bf16", "int8", "nf4"
+BASE_BYTES = {FLOAT32: 4.0, BF16: 2.0, INT8: 1.0, NF4: 0.5625}
+"""Bytes of a number of a base's matrices, by the base's precision."""
 _DEVICE = re.compile(r"auto|cpu|mps|cuda(:[0-9]{1,3})?")
 MIN_GPU_MEMORY_BYTES = 256 * 1024**2
 _MEMORY = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)([mg]b)")
@@ -23,6 +27,9 @@ class TorchOptions:
         compiles: whether the model is compiled by `torch.compile`, which takes minutes at first.
         micro_batch: the most rows of the longest sample's length that are computed at a time; None for as many as fit.
         memory_bytes: of the GPU that torch may allocate in each process; None for all that is free.
+        base: the folder of an adapter's base; None for the run's repository.
+        base_precision: `auto`, or one of `BASE_BYTES`: the type in which a base is held, which no step changes.
+        lends_token: whether the Hub is shown this machine's token where a base is read from there.
 
     Raises:
         InvalidInput: a value is not allowed; the user's fault.
@@ -33,19 +40,26 @@ class TorchOptions:
     compiles: bool = False
     micro_batch: int | None = None
     memory_bytes: int | None = None
+    base: Path | None = None
+    base_precision: str = "auto"
+    lends_token: bool = False
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):
             raise InvalidInput(f"--device {self.device}; allowed: auto, cpu, mps, cuda or cuda:N")
         if self.precision not in PRECISIONS:
             raise InvalidInput(f"--precision {self.precision}; allowed: {', '.join(PRECISIONS)}")
+        if self.base_precision not in ("auto", *BASE_BYTES):
+            raise InvalidInput(f"--base-precision {self.base_precision}; allowed: auto, {', '.join(BASE_BYTES)}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise InvalidInput(f"--micro-batch {self.micro_batch}; allowed: auto, or a number of rows from 1")
 
     @property
     def suits_any_machine(self) -> bool:
         """Whether every machine can compute so. Other options need torch to say whether this one can."""
-        is_plain = self.precision in ("auto", "float32") and not self.compiles
+        is_plain = (
+            self.precision in ("auto", "float32") and not self.compiles and self.base_precision not in (INT8, NF4)
+        )
         return self.device in ("auto", "cpu") and is_plain and self.memory_bytes is None
 
 

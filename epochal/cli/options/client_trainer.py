@@ -94,7 +94,8 @@ class ClientTrainer:
             servers = DataServerAccess(access.ticket, access.document_version)
             return await open_mesh_trainer(self._mesh, state, spec, servers, worker)
         opening = partial(open_trainer, self._name, state, spec, worker, self._options)
-        return opening() if self._name in TRAINERS else await worker.run(opening)  # a package's may take its time
+        is_quick = self._name in TRAINERS and spec.adapter is None  # a package's may take its time, and reading a base
+        return opening() if is_quick else await worker.run(opening)
 
 
 def _with_few_collections(check: Callable[[], None]) -> None:

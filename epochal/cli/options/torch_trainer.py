@@ -1,7 +1,9 @@
 """The options of `--trainer torch`, shared by the commands that compute with torch."""
 
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,7 +11,13 @@ import typer
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from epochal.trainers.registry import TRAINERS
-from epochal.trainers.torch.torch_options import PRECISIONS, TorchOptions, parse_gpu_memory, parse_micro_batch
+from epochal.trainers.torch.torch_options import (
+    BASE_BYTES,
+    PRECISIONS,
+    TorchOptions,
+    parse_gpu_memory,
+    parse_micro_batch,
+)
 
 DeviceOption = Annotated[
     str | None,
@@ -30,6 +38,20 @@ MicroBatchOption = Annotated[
         help="Rows that --trainer torch computes at a time, at most; halved when memory runs out. Default: auto.",
     ),
 ]
+BaseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--base", metavar="DIR", help="Folder of the base of a run's adapter. Default: the run's repository on the Hub."
+    ),
+]
+BasePrecisionOption = Annotated[
+    str | None,
+    typer.Option(
+        "--base-precision",
+        help=f"Type in which an adapter's base is held: {', '.join(BASE_BYTES)} (the last two on CUDA devices, with "
+        "bitsandbytes). Default: auto, which is that of --precision.",
+    ),
+]
 
 
 def torch_options(
@@ -39,17 +61,20 @@ def torch_options(
     *,
     compiles: bool = False,
     gpu_memory: str | None = None,
+    base: tuple[Path | None, str | None] = (None, None),
 ) -> TorchOptions | None:
-    """Return the options, or None if not one of them is given.
+    """Return the options, or None if not one of them is given. `base` is `--base` and `--base-precision`.
 
     Raises:
         InvalidInput: one of them is wrong; the user's fault.
     """
-    if (device, precision, micro_batch, compiles, gpu_memory) == (None, None, None, False, None):
+    given = (device, precision, micro_batch, gpu_memory, *base)
+    if not compiles and all(one is None for one in given):
         return None
     rows = parse_micro_batch(micro_batch or "auto")
     memory_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
-    return TorchOptions(device or "auto", precision or "auto", compiles, rows, memory_bytes)
+    plain = TorchOptions(device or "auto", precision or "auto", compiles, rows, memory_bytes)
+    return replace(plain, base=base[0], base_precision=base[1] or "auto")
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
@@ -62,7 +87,7 @@ def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
         trainer: its name.
     """
     if options is not None and trainer in TRAINERS and trainer != TORCH:
-        names = "--device, --precision, --compile, --micro-batch and --gpu-memory"
+        names = "--device, --precision, --compile, --micro-batch, --gpu-memory, --base and --base-precision"
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
     if trainer == TORCH:
         _check_installed()

@@ -5,6 +5,7 @@ import contextlib
 import json
 import secrets
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # with what trains, which other audits do not need
     from epochal.tools.replays.stored_replays import StoredReplay
 
 MAX_RETRAINED = 10_000
+_Base = Annotated[Path | None, typer.Option("--base", metavar="DIR", help="As `epochal client` takes it.")]
+_BasePrecision = Annotated[str | None, typer.Option("--base-precision", help="As `epochal client` takes it.")]
 
 
 def audit(
@@ -58,6 +61,8 @@ def audit(
         str | None, typer.Option(metavar="DEVICE", help="Of --trainer torch, as `epochal client` takes it.")
     ] = None,
     precision: Annotated[str | None, typer.Option(help="Of --trainer torch, as `epochal client` takes it.")] = None,
+    base: _Base = None,
+    base_precision: _BasePrecision = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
@@ -87,7 +92,8 @@ def audit(
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    dependencies = _dependencies(trainer, device, precision, data) if retrain else None
+    chosen = {"device": device, "precision": precision, "base": (base, base_precision)}
+    dependencies = _dependencies(trainer, chosen, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     _show(report, replays, drawn if retrain else None, as_json=as_json)
     if record or (record is None and given_token(admin_token) is not None):
@@ -129,7 +135,7 @@ async def _audited(
         return report, await replay_stored(store, retrain, dependencies, seed)
 
 
-def _dependencies(trainer: str, device: str | None, precision: str | None, data: str | None) -> "ClientDependencies":
+def _dependencies(trainer: str, chosen: Mapping[str, Any], data: str | None) -> "ClientDependencies":
     """Return what opens data and trainer. Raise `InvalidInput` for mistakes in their options."""
     from epochal.cli.options.client_data import DataChoice, provider_opener
     from epochal.cli.options.client_trainer import ClientTrainer
@@ -144,7 +150,7 @@ def _dependencies(trainer: str, device: str | None, precision: str | None, data:
     from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
     check_trainer_name(trainer)
-    torch = torch_options(device, precision)
+    torch = torch_options(**chosen)
     check_goes_with_torch(torch, trainer)
     permissions = Permissions.of_own_run()
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)

@@ -93,6 +93,7 @@ def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None
     words += ["--tls-ca", tls_ca.name] if tls_ca is not None else []
     words += ["--trainer", guide.trainer] if guide.trainer else []
     words += ["--data", "PATH"] if guide.data.own else []
+    words += ["--base", "DIR"] if guide.own_base else []
     words += ["--insecure"] if guide.data.insecure else []
     words += ["--invitation", made.code]
     own = [] if tls_ca is None else ["--tls-ca", str(tls_ca)]

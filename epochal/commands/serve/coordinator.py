@@ -164,8 +164,9 @@ def coordinator(
 def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
     """Return the run's model at its start as this command makes it, if the run needs one."""
     made_by_members = state.access.genesis == "members"
-    checkpoint = state.model.LLM.checkpoint
-    if seed is not None and (waits or made_by_members or not state.model.LLM.is_made_from_seed):
+    llm = state.model.LLM
+    checkpoint, is_made = llm.checkpoint, llm.is_made_from_seed or llm.adapter is not None
+    if seed is not None and (waits or made_by_members or not is_made):
         reads = f"`checkpoint = {{ {checkpoint.variant} = … }}`"
         reason = "--no-genesis" if waits else '[access] genesis = "members"' if made_by_members else reads
         raise InvalidInput(f"--seed does not go with {reason}: this start makes no model from a seed")
@@ -182,7 +183,7 @@ def _known_layout(spec: ModelSpec) -> TensorLayout | None:
     Raises:
         InvalidDocument: there is no such model; the fault of whoever made the spec.
     """
-    missing = [] if spec.dummy else ARCHITECTURES[spec.architecture].missing_modules()
+    missing = [] if spec.dummy else ARCHITECTURES[spec.architecture].missing_modules(spec)
     if missing:
         log.warning("first_checkpoint_not_compared_with_its_model", extra={"not_installed": missing})
         return None

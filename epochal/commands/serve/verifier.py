@@ -27,6 +27,8 @@ from epochal.cli.options.shared import (
 )
 from epochal.cli.options.spool_folder import checked_spool_folder
 from epochal.cli.options.torch_trainer import (
+    BaseOption,
+    BasePrecisionOption,
     CompileOption,
     DeviceOption,
     MicroBatchOption,
@@ -68,6 +70,8 @@ def verifier(
     precision: PrecisionOption = None,
     compiles: CompileOption = False,
     micro_batch: MicroBatchOption = None,
+    base: BaseOption = None,
+    base_precision: BasePrecisionOption = None,
     data: DataOption = None,
     insecure: InsecureDataOption = False,
     cache: CacheOption = None,
@@ -109,7 +113,7 @@ def verifier(
     if trainer == REMOTE:
         raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")
     verify, permissions = trusted(tls_ca), Permissions.of_own_run()
-    torch = torch_options(device, precision, micro_batch, compiles=compiles)
+    torch = torch_options(device, precision, micro_batch, compiles=compiles, base=(base, base_precision))
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
     choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
@@ -141,7 +145,9 @@ class _Work:
         """
         torch = self.options.torch
         if precision is not None or micro_batch is not None:
-            torch = replace(torch, precision=precision or torch.precision, micro_batch=micro_batch or torch.micro_batch)
+            rows = micro_batch or torch.micro_batch
+            compute, _, base = (precision or f"{torch.precision}-{torch.base_precision}").partition("-")
+            torch = replace(torch, precision=compute, micro_batch=rows, base_precision=base or "auto")
             check_goes_with_torch(torch, self.trainer)
         trainer = ClientTrainer(self.trainer, replace(self.options, torch=torch), None)
         return ClientDependencies(

@@ -46,6 +46,16 @@ def export(
             "that of the run's `checkpoint`.",
         ),
     ] = None,
+    merged: Annotated[
+        bool,
+        typer.Option("--merged", help="Of a run that trains an adapter: write its base, changed by it, as a model."),
+    ] = False,
+    base: Annotated[
+        Path | None,
+        typer.Option(
+            "--base", metavar="DIR", help="With --merged: the base's folder. Default: the run's repository on the Hub."
+        ),
+    ] = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -55,6 +65,8 @@ def export(
         raise InvalidInput("--follow exports every new checkpoint; leave --step out")
     if keep is not None and not follow:
         raise InvalidInput("--keep goes with --follow: it says how many checkpoints to keep")
+    if base is not None and not merged:
+        raise InvalidInput("--base goes with --merged: an adapter alone is written without its base")
     start_logging(LogFormat.TEXT, verbose=False)
     destination = None if to is None else parse_destination(to)
     policy = following_policy(reconnect_s, follows=follow)
@@ -64,7 +76,7 @@ def export(
             found = await asyncio.to_thread(find_tokenizer, await exported.now(), tokenizer)
             if found.said:
                 say(found.said)
-            exporter = Exporter(exported, ExportOptions(out, dtype, found.files, destination, keep), say)
+            exporter = Exporter(exported, ExportOptions(out, dtype, found.files, destination, keep, merged, base), say)
             await (exporter.follow(policy) if follow else exporter.once(step))
 
     run_to_end(main())

@@ -193,8 +193,10 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
     free = machine.gpu_bytes if on_gpu else machine.memory_bytes
     place = "on the GPU" if on_gpu else "of memory"
     found = f"{room.parameter_count:,} parameters: {shown_bytes(room.trainer_bytes)} {place} and room for activations"
-    if free is not None and free < room.trainer_bytes:
-        advice = "use a larger machine, or --mesh"
+    if room.base_bytes:
+        found += f", and {shown_bytes(room.base_bytes)} for the base"
+    if free is not None and free < room.trainer_bytes + room.base_bytes:
+        advice = "use a larger machine, or " + ("--base-precision nf4" if room.base_bytes else "--mesh")
         yield Finding("Run's model", "problem", f"{found}; {shown_bytes(free)} are free", advice, "does-not-fit")
     else:
         yield Finding("Run's model", "ok", found)

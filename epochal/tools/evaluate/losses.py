@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import SupportsFloat
 
@@ -15,6 +15,7 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
 from epochal.data_providers.locations import AnyLocation, permissions_of_owner
 from epochal.data_providers.open_data import ONLY_FOR_MEMBERS, OpenOptions, check_pinned, open_location, run_data
+from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.long_work import long_work
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import system_jitter
@@ -29,7 +30,7 @@ from epochal.state.model.tensors import Float32Array, TensorLayout
 from epochal.trainers.architectures import ARCHITECTURES, NUMPY, open_model
 from epochal.trainers.learner import Learner, Loss, Model
 from epochal.trainers.packages import check_may_open
-from epochal.trainers.torch.torch_options import TorchOptions
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
 
 DEFAULT_SPLIT = "validation"
 TRAINING_SPLIT = "train"
@@ -99,7 +100,8 @@ async def opened_evaluation(
     opening = OpenOptions(state.run_id, None, permissions, packs=packs, split=split or DEFAULT_SPLIT)
     _check_torch(spec, options.torch)
     check_may_open(spec, options.permissions)
-    model = open_model(spec, options=options.torch)
+    torch = replace(options.torch or DEFAULT_TORCH_OPTIONS, lends_token=permissions.lends_credentials(HUB_HOST))
+    model = open_model(spec, options=torch)
     async with (
         contextlib.aclosing(WorkerThread("epochal-evaluate")) as worker,
         contextlib.aclosing(await open_location(location, dataset, opening)) as provider,
@@ -113,7 +115,7 @@ async def opened_evaluation(
         packing = Packing.of(state, model.vocabulary, worker, options.permissions, split_read)
         settings = FetchSettings.of(state, data_indices_per_batch=1)
         fetcher = DataFetcher(provider, settings, system_jitter, model.vocabulary)
-        yield LossComputation(model, data, fetcher, packing, worker)
+        yield await asyncio.to_thread(LossComputation, model, data, fetcher, packing, worker)  # it may hash a base
 
 
 def _split_of(state: StateFile, location: AnyLocation, split: str | None) -> str | None:

@@ -9,13 +9,15 @@ from pathlib import Path
 
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidInput
-from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
+from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream, read_parameters
 from epochal.tools.checkpoints.each_checkpoint import Say, follow_checkpoints, take_checkpoint
 from epochal.tools.checkpoints.readable_run import RunView, WatchedRun
 from epochal.tools.export.destinations import HubDestination, step_in, step_name
 from epochal.tools.export.folder import ExportedModel, making, read_note, reported, write_export
+from epochal.tools.export.merged import MergedStream
 from epochal.trainers.sources.float_types import FloatType
 
 
@@ -29,6 +31,8 @@ class ExportOptions:
         tokenizer: the tokenizer's files by name.
         destination: where each folder is uploaded to; None for nowhere.
         keep: number of checkpoints of a followed run that are kept; None keeps all.
+        merged: whether an adapter is written as the whole model.
+        base: folder of the adapter's base; None for the run's repository.
     """
 
     out: Path
@@ -36,6 +40,8 @@ class ExportOptions:
     tokenizer: Mapping[str, bytes]
     destination: HubDestination | None = None
     keep: int | None = None
+    merged: bool = False
+    base: Path | None = None
 
 
 class Exporter:
@@ -55,11 +61,16 @@ class Exporter:
         """
 
         async def take(view: RunView, reference: CheckpointRef) -> None:
+            self._check(view)
             if not self._is_written(view, reference):
                 await self._write(view, reference, self._options.out)
 
         reference = await take_checkpoint(self._run, step, take)
         await self._upload(self._options.out, reference.step)
+
+    def _check(self, view: RunView) -> None:
+        if self._options.merged and view.spec.adapter is None:
+            raise InvalidInput("--merged goes with a run that trains an adapter; this one trains the whole model")
 
     def _is_written(self, view: RunView, reference: CheckpointRef) -> bool:
         """Return whether an earlier command has written the folder, and its upload did not succeed, perhaps."""
@@ -75,6 +86,7 @@ class Exporter:
         await follow_checkpoints(self._run, self._follow_one, policy, self._say)
 
     async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
+        self._check(view)
         folder = self._options.out / step_name(reference.step)
         found = read_note(folder)
         model = self._model(view)
@@ -86,6 +98,9 @@ class Exporter:
         await asyncio.to_thread(self._forget_older, view.state.run_id)
 
     async def _write(self, view: RunView, reference: CheckpointRef, to: Path) -> None:
+        if self._options.merged:
+            await self._write_merged(view, reference, to)
+            return
         title = f"exporting the checkpoint of step {reference.step}"
         async with self._run.reading(), contextlib.aclosing(self._run.pieces(reference)) as pieces:
             with making(to) as folder, long_work(title, reference.size_bytes, BYTES) as work:
@@ -93,8 +108,18 @@ class Exporter:
                 await write_export(folder, self._model(view), reference, stream)
         self._say(f"{view.state.run_id}, replica {reference.step}: {to}")
 
+    async def _write_merged(self, view: RunView, reference: CheckpointRef, to: Path) -> None:
+        stream = await asyncio.to_thread(MergedStream, view.spec, self._options.base)
+        stream.change_by(await read_parameters(self._run, reference, stream.adapter_layout))
+        with making(to) as folder:
+            await write_export(folder, self._model(view), reference, stream)
+        self._say(f"{view.state.run_id}, replica {reference.step} and its base: {to}")
+
     def _model(self, view: RunView) -> ExportedModel:
-        return ExportedModel(view.state.run_id, view.spec, self._options.kind, self._options.tokenizer)
+        spec = view.spec.whole if self._options.merged else view.spec
+        checkpoint = view.state.model.LLM.checkpoint
+        base = checkpoint.path if isinstance(checkpoint, LocalCheckpoint) else ""
+        return ExportedModel(view.state.run_id, spec, self._options.kind, self._options.tokenizer, base)
 
     async def _upload(self, folder: Path, step: int) -> None:
         destination = self._options.destination

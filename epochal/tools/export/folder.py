@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -30,17 +30,19 @@ from epochal.runtime.os_errors import Obstacle, obstacle_of, reason_of
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import InvalidDocument, InvalidInput, ModelUnavailable
+from epochal.state.model.tensors import TensorLayout
 from epochal.state.model.value_checks import check_values
 from epochal.state.wire import parse_document
-from epochal.tools.checkpoints.checkpoint_stream import CheckpointStream
 from epochal.tools.export.file_layout import WeightsShard, plan_export
+from epochal.trainers.architectures import naming_broken_libraries
 from epochal.trainers.sources.float_types import FloatType, from_float32
 from epochal.trainers.sources.folder_source import CONFIG_FILE, INDEX_FILE
-from epochal.trainers.sources.origin import CODE_KEY, COMMIT_KEY
+from epochal.trainers.sources.origin import CODE_KEY, COMMIT_KEY, origin_of
 
 PARTIAL_SUFFIX = ".partial"
 MARK_FILE = "incomplete-export"
 NOTE_FILE = "epochal.json"
+ADAPTER_WEIGHTS_FILE, ADAPTER_CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
 EXPORT_FORMAT = 1
 MAX_NOTE_BYTES = 64 * 1024
 CHUNK_NUMBERS = 1 << 20
@@ -57,6 +59,22 @@ CLASSES = {
 
 _OF_OTHER_WEIGHTS = ("dtype", "quantization_config", COMMIT_KEY, CODE_KEY)
 """Keys of a config that speak of the weights from which the run started."""
+
+
+class ParameterStream(Protocol):
+    """Parameters that come in name order, as those of a `CheckpointStream` do."""
+
+    async def parameters(self) -> TensorLayout:
+        """Return names and shapes of the parameters; call it first."""
+        ...
+
+    async def read(self, size_bytes: int) -> bytes:
+        """Return the next bytes of the parameters, as many."""
+        ...
+
+    async def check_end(self) -> None:
+        """Raise `InvalidDocument` unless all was read, and is what it should be."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +104,14 @@ class ExportedModel:
         spec: its model, complete.
         kind: the type of the stored numbers.
         tokenizer: the tokenizer's files by name.
+        base: of an adapter whose base is in no repository: its folder, as the state file names it.
     """
 
     run_id: str
     spec: ModelSpec
     kind: FloatType
     tokenizer: Mapping[str, bytes]
+    base: str = ""
 
     def note(self, reference: CheckpointRef) -> ExportNote:
         """Return the note of a checkpoint's folder."""
@@ -106,8 +126,8 @@ class ExportedModel:
         )
 
 
-async def write_export(folder: Path, model: ExportedModel, reference: CheckpointRef, stream: CheckpointStream) -> None:
-    """Write a checkpoint's folder, one piece of a tensor at a time.
+async def write_export(folder: Path, model: ExportedModel, reference: CheckpointRef, stream: ParameterStream) -> None:
+    """Write a checkpoint's folder, one piece of a tensor at a time; of an adapter, the folder that `peft` loads.
 
     Raises:
         InvalidDocument: the bytes are not the checkpoint's; nothing is left.
@@ -116,12 +136,15 @@ async def write_export(folder: Path, model: ExportedModel, reference: Checkpoint
     """
     layout = await stream.parameters()
     hf = model.spec.hf
-    plan = plan_export(layout, model.kind, None if hf is None else hf["model_type"])
+    adapts = model.spec.adapter is not None
+    plan = plan_export(layout, model.kind, None if hf is None or adapts else hf["model_type"])
     for shard in plan.shards:
-        with _written(folder / shard.name) as file:
+        with _written(folder / (ADAPTER_WEIGHTS_FILE if adapts else shard.name)) as file:
             await _write_shard(file, shard, model.kind, stream)
     await stream.check_end()
-    files = {**model.tokenizer, NOTE_FILE: _json(asdict(model.note(reference))), CONFIG_FILE: _json(config_of(model))}
+    config = {ADAPTER_CONFIG_FILE: _adapter_config_of(model)} if adapts else {CONFIG_FILE: config_of(model)}
+    files = {**model.tokenizer, NOTE_FILE: _json(asdict(model.note(reference)))}
+    files |= {name: _json(content) for name, content in config.items()}
     if plan.index is not None:
         files[INDEX_FILE] = plan.index
     for name, data in files.items():
@@ -129,7 +152,7 @@ async def write_export(folder: Path, model: ExportedModel, reference: Checkpoint
             file.write(data)
 
 
-async def _write_shard(file: BinaryIO, shard: WeightsShard, kind: FloatType, stream: CheckpointStream) -> None:
+async def _write_shard(file: BinaryIO, shard: WeightsShard, kind: FloatType, stream: ParameterStream) -> None:
     file.write(shard.header)
     for name, shape in shard.parameters:
         left = math.prod(shape)
@@ -146,6 +169,15 @@ async def _write_shard(file: BinaryIO, shard: WeightsShard, kind: FloatType, str
                 )
             file.write(from_float32(values, kind))
             left -= count
+
+
+def _adapter_config_of(model: ExportedModel) -> dict[str, Any]:
+    with naming_broken_libraries():
+        from epochal.trainers.torch.adapters import adapter_config
+    origin = origin_of(model.spec.hf)
+    if origin is None:
+        return adapter_config(model.spec, model.base, None)
+    return adapter_config(model.spec, origin.repo_id, origin.commit)
 
 
 def config_of(model: ExportedModel) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from epochal.state.config.model_table import Architecture, LocalCheckpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.tools.checkpoints.readable_run import RunView
 from epochal.tools.init.choices import BYTES_VOCABULARY
-from epochal.tools.prepare.text_tokenizer import identity_of
 from epochal.trainers.sources.model_source import ModelSource
 from epochal.trainers.sources.open_model import names_a_source, open_source, parse_source
 from epochal.trainers.sources.origin import origin_of
-from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, TOKENIZER_FILE, check_list
+from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, TOKENIZER_FILE, check_identity, check_list
 
 NO_TOKENIZER = "none"
 NONE_NAMED = "no tokenizer: the run began with random parameters; --tokenizer names one"
@@ -54,26 +53,12 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
         for name in LISTS_OF_TOKENS if place is not None else ():
             if name in files:
                 check_list(name, files[name], source.place, _vocabulary_of(view))
-        _check_identity(files, source.place, view.state.model.LLM.tokenizer)
+        if TOKENIZER_FILE in files:
+            check_identity(files[TOKENIZER_FILE], source.place, view.state.model.LLM.tokenizer, "--tokenizer none")
         return FoundTokenizer(files, f"tokenizer: {', '.join(files)} of {source.place}")
     if place is not None:
         raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
     return FoundTokenizer(said=f"no tokenizer: {source.place} has none; --tokenizer names one")
-
-
-def _check_identity(files: Mapping[str, bytes], place: str, of_data: str | None) -> None:
-    """Raise `InvalidInput` if files hold another tokenizer than that of the run's data, where it is known."""
-    if of_data is None or TOKENIZER_FILE not in files:
-        return
-    try:
-        found = identity_of(files[TOKENIZER_FILE])
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return  # of a form that is not known here
-    if found != of_data:
-        raise InvalidInput(
-            f"{place}/{TOKENIZER_FILE} is another tokenizer ({found[:12]}…) than that of the run's data "
-            f"({of_data[:12]}…, `model.LLM.tokenizer`); allowed: that one, or --tokenizer none"
-        )
 
 
 def _vocabulary_of(view: RunView) -> int | None:

@@ -18,7 +18,7 @@ from epochal.state.shown.critical_path import PartKind, path_through
 from epochal.state.wire import ClientId
 from epochal.tools.plan.plans import GroupPlan, Machines
 from epochal.tools.plan.played_run import PlayedClient, PlayedRound, PlayedRun, Stages
-from epochal.tools.plan.sizes import client_disk_bytes, client_memory_bytes
+from epochal.tools.plan.sizes import base_sizes, client_disk_bytes, client_memory_bytes
 
 PART_OF: dict[PartKind, str] = {
     "document": "messages",
@@ -193,5 +193,6 @@ def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines
         from_coordinator_bytes=from_bytes + (sizes.update_bytes if stored else update_bytes),
         to_store_bytes=made_bytes + sizes.update_bytes if stored else 0.0,
         from_store_bytes=made_bytes + update_bytes if stored else 0.0,
+        base_bytes=base_sizes(state),
         processor_part=(messages * model.costs.message_s + results * check_s) / round_s,
     )

@@ -96,6 +96,9 @@ def _machines(plan: Plan) -> Iterator[str]:
     memory, disk = shown_bytes(machines.client_memory_bytes), shown_bytes(machines.client_disk_bytes)
     yield _row("a client needs", f"at most {memory} of memory beside its trainer's, {disk} of disk for its spool")
     through = f"{shown_bytes(machines.to_coordinator_bytes)} in, {shown_bytes(machines.from_coordinator_bytes)} out"
+    if machines.base_bytes:
+        sizes = ", ".join(f"{shown_bytes(size)} in {precision}" for precision, size in machines.base_bytes.items())
+        yield _row("  and for the base", f"{sizes}, which each reads itself")
     yield _row("the coordinator", f"{through} in a round; {_percent(machines.processor_part)} of a core")
     if machines.coordinator_disk_bytes:
         yield _row("  needs", f"{shown_bytes(machines.coordinator_disk_bytes)} of disk for results and checkpoints")

@@ -41,6 +41,7 @@ class Machines:
         to_coordinator_bytes, from_coordinator_bytes: of one round, through the coordinator.
         to_store_bytes, from_store_bytes: of one round, through the object store.
         processor_part: part of a core that the coordinator takes.
+        base_bytes: memory of an adapter's base at every client, by its precision.
     """
 
     client_memory_bytes: int = 0
@@ -52,6 +53,7 @@ class Machines:
     to_store_bytes: float = 0.0
     from_store_bytes: float = 0.0
     processor_part: float = 0.0
+    base_bytes: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

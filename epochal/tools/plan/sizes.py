@@ -3,6 +3,7 @@
 from epochal.run_manager.replica.keeper import CHECKPOINTS_OF_A_ROUND
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import Http, Server, WeightedHttp
+from epochal.state.config.model_table import LocalCheckpoint, ModelSpec
 from epochal.state.config.schema import TokenSize
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
@@ -11,6 +12,9 @@ from epochal.state.model.tensors import TensorLayout
 from epochal.state.round_model import RunSizes
 from epochal.tools.model_size import FLOAT32_BYTES, ModelSize
 from epochal.tools.plan.scenario import MAX_PARAMETERS
+from epochal.trainers.architectures import open_model
+from epochal.trainers.first_parameters import look_at_source
+from epochal.trainers.torch.torch_options import BASE_BYTES
 
 HEADER_BYTES = 500
 """About as many bytes of a result are its header (`state/results.py`)."""
@@ -30,7 +34,7 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
         InvalidInput: the model's config is at its checkpoint, and no number of parameters is given.
         Unsupported: the model cannot be laid out with what is installed here.
     """
-    merge, spec = state.merge, state.model.LLM.spec
+    merge, spec = state.merge, _known_spec(state)
     if parameter_count is not None:
         if not 1 <= parameter_count <= MAX_PARAMETERS:
             raise InvalidInput(f"a model of {parameter_count} parameters; allowed: 1 to {MAX_PARAMETERS}")
@@ -56,6 +60,24 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
         batch_tokens,
         batch_tokens * _token_bytes(state) if _is_elsewhere(state) else 0,
     )
+
+
+def base_sizes(state: StateFile) -> dict[str, int]:
+    """Return the memory that an adapter's base takes at every client, in bytes by its precision; none without one."""
+    spec = _known_spec(state)
+    if spec.adapter is None or not spec.is_complete:
+        return {}
+    whole = open_model(spec.whole)
+    from epochal.trainers.torch.frozen_base import base_bytes  # what `open_model` has found to be importable
+
+    return {precision: base_bytes(whole.shapes, whole.vocabulary or 0, precision) for precision in BASE_BYTES}
+
+
+def _known_spec(state: StateFile) -> ModelSpec:
+    """Return the run's model; where it is an adapter of a base on this machine, with the base's config."""
+    llm = state.model.LLM
+    is_here = llm.adapter is not None and isinstance(llm.checkpoint, LocalCheckpoint)
+    return look_at_source(state) if is_here and not llm.spec.is_complete else llm.spec
 
 
 def client_memory_bytes(sizes: RunSizes) -> int:

@@ -18,6 +18,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
 from epochal.tools.prepare.prepare_options import EXTRA
 from epochal.trainers.sources.hub_model import HubFolder
+from epochal.trainers.sources.tokenizers import identity_of
 from epochal.trainers.sources.weights_file import read_bytes
 
 BYTES = "bytes"
@@ -43,7 +44,6 @@ MAX_TOKENIZER_BYTES = 256 * 1024**2
 MAX_CANDIDATES_SHOWN = 20
 HUB_ATTEMPTS = RetryPolicy(attempts=2, first_delay_s=1.0)
 TWO_BYTES_VOCABULARY = 2**16
-_DECIDES = ("model", "normalizer", "pre_tokenizer", "added_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,22 +155,6 @@ def find_tokenizer(asked: str, end_token: str | None) -> NamedTokenizer:
     size = 2 if vocabulary <= TWO_BYTES_VOCABULARY else 4
     name = path.name if path.exists() else asked
     return NamedTokenizer(TokenizerIdentity(name, identity_of(file), vocabulary, end, known[end], size), files)
-
-
-def identity_of(tokenizer_json: bytes) -> str:
-    """Return the SHA-256, in hex, of what decides the tokens of a `tokenizer.json`.
-
-    That is its model, normaliser, pre-tokeniser and added tokens, as JSON with sorted keys, merges as pairs. Padding,
-    truncation, decoder and template do not count: a copy that another program has saved has the same identity.
-    """
-    document = json.loads(tokenizer_json)
-    found = {name: document.get(name) for name in _DECIDES}
-    model = found["model"]
-    if isinstance(model, dict) and isinstance(model.get("merges"), list):
-        merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        found["model"] = model | {"merges": merges}
-    text = json.dumps(found, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def loaded(name: str, file: bytes) -> Any:

@@ -10,7 +10,7 @@ from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.readable_run import RunView
 from epochal.tools.export.tokenizer import NONE_NAMED, FoundTokenizer, find_tokenizer
-from epochal.tools.prepare.text_tokenizer import identity_of
+from epochal.trainers.sources.tokenizers import identity_of
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.servers.hub_server import COMMIT, REPOSITORY, fake_hub, point_at

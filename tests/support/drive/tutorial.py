@@ -10,7 +10,7 @@ A block follows a comment that says where it belongs, `<!-- machine A -->`, and 
 
 Without a block:
 
-- `gets NAME…`: these files are copied there from the other machine;
+- `gets NAME…`: these files are copied there from machine A, or to it from machine B;
 - `interrupts the last server`, `interrupts the last client`: Ctrl-C for the newest one that goes on; it ends with 0.
 
 A block without such a comment is not executed; `tests/unit/docs/test_blocks.py` says what becomes of it.
@@ -33,7 +33,7 @@ from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN
 from tests.support.bounds import BOUND_S
 
-STEP = re.compile(r"^<!-- machine ([AB])(?:, ([^\n]*))? -->\n(?:```\w+\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+STEP = re.compile(r"^<!-- machine ([ABC])(?:, ([^\n]*))? -->\n(?:```\w+\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
 TRAINS = "round_trained"
 """What a client logs when it has delivered a result."""
 
@@ -132,8 +132,8 @@ class Tutorial:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, folder: Path) -> AsyncIterator[Self]:
-        """Yield a tutorial in two empty folders."""
-        for machine in "AB":
+        """Yield a tutorial in an empty folder for each machine."""
+        for machine in "ABC":
             (folder / machine).mkdir()
         found = cls(folder)
         try:

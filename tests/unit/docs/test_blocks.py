@@ -29,7 +29,8 @@ OTHER_PROGRAMS = {
     ".", "bash", "cat", "cd", "chmod", "cp", "curl", "cut", "digest", "docker", "echo", "examples/mesh/launch.sh",
     "examples/mesh/launch_1x2_test.sh", "examples/mesh/launch_2x2_test.sh", "export", "grep", "head", "install",
     "journalctl", "kill", "kubectl", "ls", "make", "mkdir", "mv", "openssl", "pg_dump", "pg_restore", "pip", "pipx",
-    "printf", "psql", "python", "python3", "rsync", "sed", "sleep", "systemctl", "tr", "{", "}", "/opt/epochal/bin/pip",
+    "printf", "psql", "python", "python3", "rsync", "sed", "sleep", "systemctl", "tar", "tr", "{", "}",
+    "/opt/epochal/bin/pip",
 }  # fmt: skip
 """Programs of others that the pages start."""
 

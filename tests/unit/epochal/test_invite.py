@@ -25,6 +25,7 @@ COMMAND = f"epochal client {URL} --key me.key --new-key"
         (GUIDE, None, "--trainer torch --invitation code-1"),
         (GUIDE, Path("there/cert.pem"), "--tls-ca cert.pem --trainer torch --invitation code-1"),
         (replace(GUIDE, data=replace(DATA, own=True)), None, "--trainer torch --data PATH --invitation code-1"),
+        (replace(GUIDE, own_base=True), None, "--trainer torch --base DIR --invitation code-1"),
         (replace(GUIDE, data=replace(DATA, insecure=True)), None, "--trainer torch --insecure --invitation code-1"),
     ],
 )

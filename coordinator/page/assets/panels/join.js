@@ -16,6 +16,7 @@ export function joinCommand(guide, address, { invitation = "", data = "", name =
   if (name) words.push("--name", quoted(name));
   if (guide.access === "invitations") words.push("--invitation", invitation ? quoted(invitation) : "CODE");
   if (guide.data.own) words.push("--data", data ? quoted(data) : "PATH");
+  if (guide.own_base) words.push("--base", "DIR");
   if (guide.data.insecure) words.push("--insecure");
   return words.join(" ");
 }
@@ -44,7 +45,8 @@ function dataWords({ kind, places, place_count: count, own }) {
 function trainerWords(guide) {
   const name = visible(guide.trainer);
   if (guide.packaged) return `The trainer ${name}, from a package that your machine must have; the run's operator knows which.`;
-  if (guide.trainer === "torch") return "PyTorch and transformers (the extra torch).";
+  const own = guide.own_base ? " The base of the run's adapter is in no repository: your machine needs a copy, which --base names." : "";
+  if (guide.trainer === "torch") return `PyTorch and transformers (the extra ${guide.extras[0]}).${own}`;
   if (guide.trainer === "null") return "Nothing to compute with: this run does no arithmetic.";
   return "The embedded model needs no further package.";
 }
@@ -66,6 +68,7 @@ function roomWords(guide) {
   return [
     ["Memory", `${bytes(room.trainer_bytes)} for the model's ${whole(room.parameter_count)} parameters, their gradients and the `
       + "optimizer, on the GPU if there is one; activations come on top."],
+    ...(room.base_bytes ? [["Base", `${bytes(room.base_bytes)} of files that no step changes, and as much memory for them; less with --base-precision nf4.`]] : []),
     ["Disk", `${bytes(room.spool_bytes)} for temporary files with ${counted(room.clients, "client")} in a round (--spool names their folder)`
       + (limit === null ? "." : `; the run allows ${bytes(limit)}.`)],
     ["Network", `${bytes(room.download_bytes)} to download once; then in each round ${bytes(room.result_bytes)} up and `

@@ -36,6 +36,14 @@ def test_a_torch_model_needs_the_extra_of_its_trainer() -> None:
     assert (found.trainer, found.extras, found.packaged) == ("torch", ("torch",), False)
 
 
+@pytest.mark.parametrize(("checkpoint", "own"), [({"Hub": {"repo_id": "org/base"}}, False), ({"Local": "base"}, True)])
+def test_an_adapter_needs_its_extra_and_maybe_a_copy_of_its_base(checkpoint: Any, own: bool) -> None:
+    found = guide(
+        model__LLM__architecture="HfAuto", model__LLM__adapter={"Lora": {}}, model__LLM__checkpoint=checkpoint
+    )
+    assert (found.trainer, found.extras, found.own_base) == ("torch", ("adapters",), own)
+
+
 def test_a_custom_model_names_its_package() -> None:
     found = guide(model__LLM__architecture="Custom", model__LLM__custom={"trainer": "lab"})
     assert (found.trainer, found.packaged) == ("lab", True)
@@ -104,6 +112,7 @@ def test_a_client_keeps_the_model_twice_and_each_result() -> None:
     assert (found.parameter_count, found.trainer_bytes, found.download_bytes) == (10**6, 16 * 10**6, 8_000_100)
     assert found.result_bytes == 4 * 10**6
     assert found.spool_bytes == 2 * 8 * 10**6 + 3 * 4 * 10**6
+    assert found.base_bytes == 0
 
 
 def test_the_operations_page_names_the_same_room() -> None:

@@ -9,21 +9,34 @@ import tomli_w
 
 from docs.page_blocks import ROOT, blocks
 from tests.support.drive.cli import run_main
+from tests.support.heavy import need_module
 from tests.unit.docs.test_blocks import STATE, merged
 
 PAGE = "docs/planning.md"
 
 
-def block_of(language: str) -> str:
-    return next(block.text for block in blocks() if block.page == PAGE and block.language == language)
+def block_of(language: str, text: str) -> str:
+    """Return the first block of this language that has a text."""
+    found = (block.text for block in blocks() if block.page == PAGE and block.language == language)
+    return next(block for block in found if text in block)
 
 
-def test_example_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tables = merged(tomllib.loads(STATE), tomllib.loads(block_of("toml")))
-    (tmp_path / "state.toml").write_text(tomli_w.dumps(tables), encoding="utf-8")
+@pytest.mark.parametrize(
+    ("state", "command", "printed"),
+    [("", "", "124,000,000 parameters"), ("[model.LLM.adapter]", "adapter/state.toml", "and for the base")],
+)
+def test_example_prints_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, command: str, printed: str
+) -> None:
+    if state:
+        need_module("peft")
+    tables = merged(tomllib.loads(STATE), tomllib.loads(block_of("toml", state)))
+    (tmp_path / "adapter").mkdir()
+    for place in ("state.toml", "adapter/state.toml"):
+        (tmp_path / place).write_text(tomli_w.dumps(tables), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    program, *arguments = shlex.split(block_of("bash").replace("\\\n", " "))
+    program, *arguments = shlex.split(block_of("bash", command).replace("\\\n", " "))
     assert program == "epochal"
     ran = run_main(*arguments)
     ran.expect(0)
-    assert ran.out == block_of("text"), f"write the printed text into {ROOT / PAGE}"
+    assert ran.out == block_of("text", printed), f"write the printed text into {ROOT / PAGE}"

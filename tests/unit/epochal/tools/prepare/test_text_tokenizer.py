@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.prepare.text_tokenizer import find_tokenizer, identity_of
+from epochal.tools.prepare.text_tokenizer import find_tokenizer
+from epochal.trainers.sources.tokenizers import identity_of
 from tests.support.heavy import need_module
 from tests.support.servers.hub_server import fake_hub, point_at
 
