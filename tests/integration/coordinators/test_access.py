@@ -1,54 +1,16 @@
-"""Access to a run: keys, invitations, TLS, and plain HTTP only on this machine."""
+"""Runs over TLS, and plain HTTP only on this machine."""
 
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from epochal.coordinator_client.client_key import ClientKey
 from epochal.data_providers.protocol import Rejected
 from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
-from epochal.state.wire import sha256_hex
 from tests.support.data.token_files import write_served_tokens
-from tests.support.drive.processes import prepared_run, real_run
+from tests.support.drive.processes import prepared_run
 from tests.support.servers.certificates import self_signed
-
-
-def key_file(folder: Path, number: int) -> tuple[str, ClientKey]:
-    """Return a file of 32 raw bytes, and the key in it."""
-    path = folder / f"key-{number}"
-    path.write_bytes(bytes([number]) * 32)
-    return str(path), ClientKey.from_seed(bytes([number]) * 32)
-
-
-async def test_run_for_listed_keys_admits_only_their_owners(tmp_path: Path) -> None:
-    (listed_path, listed), (other_path, other) = key_file(tmp_path, 1), key_file(tmp_path, 2)
-    access = {"mode": "keys", "keys": [listed.public_key]}
-    async with real_run(tmp_path / "run", access=access, config__total_steps=2) as run:
-        ran = await run.command("client", run.url, "--key", other_path)
-        ran.expect(1, f"public key {other.public_key} is not among this run's [access] keys")
-        await run.start_client("--key", listed_path)
-        assert (await run.finish()).rounds == 2
-
-
-async def test_invitation_admits_one_client_as_often_as_it_comes(tmp_path: Path) -> None:
-    (first_path, _), (second_path, _) = key_file(tmp_path, 1), key_file(tmp_path, 2)
-    access = {"mode": "invitations", "invitations": [sha256_hex(b"a secret code")]}
-    async with real_run(tmp_path / "run", access=access, config__total_steps=2) as run:
-        without = await run.command("client", run.url, "--key", second_path)
-        without.expect(1, "this run needs an invitation")
-        (await run.command("client", run.url, "--key", second_path, "--invitation", "a guess")).expect(1)
-        await run.start_client("--key", first_path, "--invitation", "a secret code")
-        assert (await run.finish()).rounds == 2
-        used = await run.command("client", run.url, "--key", second_path, "--invitation", "a secret code")
-        used.expect(1, "was used by another client")
-        (await run.command("client", run.url, "--key", first_path, "--trainer", "null")).expect(
-            0, "null_trainer_of_a_real_model"
-        )
-        assert "a secret code" not in "".join(
-            path.read_text(errors="replace") for path in run.run_dir.glob("run.sqlite*")
-        )
 
 
 async def test_run_over_tls_is_joined_with_its_authority_and_not_without(tmp_path: Path) -> None:
