@@ -133,6 +133,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         *_of_locations("Http.location.NumberedFiles.num_files"),
     ),
     Rule.SHOWN: (
+        "*.adapter.Lora.target_modules[]",
         "*.run_id",
         "RunDocument.lineage",
         "RunDocument.reason",
@@ -182,7 +183,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     ),
     Rule.COMPUTED: (
         "*.adapter.Lora.alpha",
-        "*.adapter.Lora.target_modules*",
         "StateFile.config.global_batch_size_*",
         "StateFile.config.data_indices_per_batch",
         "StateFile.model.LLM.max_seq_len",
