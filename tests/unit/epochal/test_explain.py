@@ -31,7 +31,7 @@ def test_word_of_a_runs_views_is_explained() -> None:
 
 
 def test_unknown_kind_is_answered_with_the_nearest() -> None:
-    run_main("explain", "stil_waits").expect(2, "did you mean still-waits?")
+    run_main("explain", "stil_waits").expect(2, "did you mean still-waits")
 
 
 def test_failed_command_says_where_its_error_is_explained() -> None:
