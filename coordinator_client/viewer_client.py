@@ -83,14 +83,13 @@ class ViewerClient(CoordinatorClient):
         query = {"from": first, "points": points} | ({} if last is None else {"to": last})
         return await self._viewed(HistoryPage, "/history", query)
 
-    async def round_detail(self, number: int, slowest: int | None = None) -> RoundDetail:
-        """Return a round with each of its clients, or with so many of the slowest.
+    async def round_detail(self, number: int) -> RoundDetail:
+        """Return a round with each of its clients.
 
         Raises:
             Refused: `not-found` if these are not held; and as `history`.
         """
-        query = None if slowest is None else {"slowest": slowest}
-        return await self._viewed(RoundDetail, f"/history/rounds/{number}", query)
+        return await self._viewed(RoundDetail, f"/history/rounds/{number}")
 
     async def join_guide(self) -> "JoinGuide":
         """Return how a machine joins the run. Raise as `history`."""

@@ -141,13 +141,13 @@ class Merge:
         return Replica(self._replica.step + 1, self._output.parameters, self._output.momentum)
 
 
-def merge(replica: Replica, update: Difference, outer: OuterStep, output: MergeOutput | None = None) -> Replica:
+def merge(replica: Replica, update: Difference, outer: OuterStep) -> Replica:
     """Return the replica after the update of its step.
 
     Raises:
         InternalError, Diverged: as `Merge`.
     """
-    step = Merge(replica, update, outer, output)
+    step = Merge(replica, update, outer)
     for piece in pieces_of(replica.layout):
         for stretch in piece:
             step.compute(stretch)

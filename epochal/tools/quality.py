@@ -57,9 +57,9 @@ class Measured:
         return min(ratios), max(ratios)
 
 
-def read_measured(path: Path = DATA) -> tuple[Measured, ...]:
+def read_measured() -> tuple[Measured, ...]:
     """Return the rows of a file that the bench has written."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    rows: list[dict[str, Any]] = json.loads(DATA.read_text(encoding="utf-8"))["rows"]
     return tuple(
         Measured(
             row["choice"],

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from epochal.run_manager.system_tools import Tool, output_of
+from epochal.run_manager.system_tools import output_of
 
 log = logging.getLogger(__name__)
 
@@ -13,7 +13,7 @@ NICENESS = 19
 """The system runs everything else first."""
 
 
-def lower_priority(tool: Tool = output_of) -> None:
+def lower_priority() -> None:
     """Let every thread that this process has now, and all that it starts, give way to other programs.
 
     On Linux a priority is a thread's; the disk's is set where `ionice` is. What cannot be done is logged.
@@ -26,5 +26,5 @@ def lower_priority(tool: Tool = output_of) -> None:
         pass
     except OSError as error:
         log.warning("priority_not_lowered", extra={"reason": error.strerror or str(error)})
-    has_disk = bool(threads) and tool(("ionice", "-c", "3", "-p", *threads)) is not None
+    has_disk = bool(threads) and output_of(("ionice", "-c", "3", "-p", *threads)) is not None
     log.info("priority_lowered", extra={"processor": NICENESS, "disk": "idle" if has_disk else "as before"})

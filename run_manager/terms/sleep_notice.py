@@ -37,9 +37,9 @@ class Slept(NamedTuple):
     of_machine: bool
 
 
-def slept_between(before: Clocks, after: Clocks, tick_s: float = TICK_S) -> Slept | None:
-    """Return the sleep between two looks that should have been `tick_s` apart, or None if there was none."""
-    slept_s = after.boot_s - before.boot_s - tick_s
+def slept_between(before: Clocks, after: Clocks) -> Slept | None:
+    """Return the sleep between two looks that should have been `TICK_S` apart, or None if there was none."""
+    slept_s = after.boot_s - before.boot_s - TICK_S
     computed_s = after.cpu_s - before.cpu_s
     if slept_s < MIN_SLEEP_S or computed_s > slept_s / 2:
         return None
