@@ -103,6 +103,8 @@ def runs_in(url: str) -> Sequence[KeptRun]:
     """
     if not is_database(url):
         folder, own = _folders_of(url)
+        if own is None and not folder.exists():
+            raise InvalidInput(f"{url}: there is no such folder of runs")
         places = [own] if own or not folder.is_dir() else map(run_directory_in, sorted(folder.iterdir()))
         kept = [asyncio.run(kept_run(place)) for place in places if place is not None]
         return [run for run in kept if run is not None]

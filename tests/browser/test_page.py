@@ -109,9 +109,9 @@ async def test_zoom_shows_each_round_where_rows_stand_for_several(browser: "Brow
         await page.route("**/history?points=512", in_two_rows)
         await page.goto(watched.url)
         chart = page.locator("figure.chart", has_text="Tokens per second")
+        await chart.locator("canvas").wait_for()
         await chart.locator("summary").click()
         rows = chart.locator("tbody tr")
-        await page.locator("figure.chart canvas").first.wait_for()
         count = len((await watched.asked("/history"))["rounds"]["number"])
         await rows.nth(1).wait_for()
         assert await rows.count() == 2 < count

@@ -24,7 +24,7 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder or a database: each one's id, when it changed, and where it is served."""
-    found = runs_in(place)
+    found = runs_in(place) if place != str(RUNS_FOLDER) or RUNS_FOLDER.is_dir() else ()
     if as_json:
         typer.echo(json.dumps([asdict(run) for run in found], indent=2))
         return

@@ -43,7 +43,7 @@ def test_check_of_a_good_file_exits_0(tmp_path: Path) -> None:
     place = tmp_path / "state.toml"
     size, verdict = ran.out.splitlines()
     assert (ran.code, verdict) == (0, f"{place} is valid")
-    assert size.startswith(f"{place}: the model has 29,008 parameters: a checkpoint takes 233,"), size
+    assert size.startswith(f"{place}: the model has 29,008 parameters: a checkpoint takes 233 KB,"), size
 
 
 def test_check_reports_every_mistake_of_both_files_and_exits_2(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
     ran.expect(
         2,
         "the model has 1,235,814,400 parameters: a checkpoint takes 9.89 GB, a client's result 4.94 GB, "
-        "the results of 6 clients 29.66 GB",
+        "the results of 6 clients 29.7 GB",
         "blobs.max_total_bytes is 4294967296; allowed: at least 39546",
         "for 6 clients write `max_total_bytes = 8036",
         "config.warmup_time is 30 s: a client with a line of 100/100 Mbit/s needs 791 s to download a checkpoint of "
