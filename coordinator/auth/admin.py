@@ -56,6 +56,6 @@ class AdminToken:
         if not self.matches(token):
             raise Refused(
                 Refusal.FORBIDDEN,
-                "this needs the admin token that the coordinator printed at its first start, or at its last start with "
-                "--new-admin-token",
+                "this token is not the run's admin token, which the coordinator printed at its first start, or at its "
+                "last start with --new-admin-token",
             )

@@ -211,11 +211,12 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     names_column = ("name",) * any(member.name for member in members)
     has_parts = any(member.part or member.factor is not None for member in members)
     part_column = ("part",) * has_parts
+    trainer_column = ("trainer",) * (len({member.trainer for member in members}) > 1)
     columns = (
         "client",
         *names_column,
         "state",
-        "trainer",
+        *trainer_column,
         "batches",
         *part_column,
         "last loss",
@@ -226,7 +227,7 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     for column in (*columns, *missed_columns):
         least = min(UNBROKEN_NAME_CHARS, max((len(member.name) for member in members), default=0))
         is_wrapped = column in ("name", "waits for data", "GPU", "why")
-        min_width = least if column == "name" else None
+        min_width = least if column == "name" else len("waits") if is_wrapped else None
         table.add_column(column, no_wrap=not is_wrapped, overflow="fold", min_width=min_width)
     for member in sorted(members, key=lambda member: -member.missed)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
@@ -237,14 +238,14 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         loss = "" if member.last_loss is None else f"{member.last_loss:.3f}"
         heard = f"{member.silent_s:.0f} s ago"
         share = f"{member.share:g}" + (f", {member.claim} at most" if member.claim < MAX_SHARE else "")
-        trainer = Text(visible(member.trainer))
+        trainer = (Text(visible(member.trainer)),) * len(trainer_column)
         missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
         waits = ("" if member.data_wait is None else f"{member.data_wait:.0%}",) * has_waits
         name = (Text(visible(member.name)),) * len(names_column)
         lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"
         part = (f"{member.part:.0%}{lowered}",) * has_parts
         gpu = (gpu_words(member),) * len(gpu_column)
-        table.add_row(member.client_id[:12], *name, state, trainer, share, *part, loss, *waits, *gpu, heard, *missed)
+        table.add_row(member.client_id[:12], *name, state, *trainer, share, *part, loss, *waits, *gpu, heard, *missed)
     shown = min(most, len(members))
     if total > shown:
         table.add_row(f"… {total - shown} more")

@@ -398,7 +398,7 @@ def _cause(
                 f"{share} of the time goes into rounds of which nothing is applied, lastly because: {_quoted(reason)}"
             )
         case "between":
-            return f"{share} of the time passes between epochs (longer ones make it less)"
+            return f"{share} of the time passes between epochs, with a checkpoint, a warmup and the wait for members"
         case "unknown" | "outage" | "pause":
             silent = [part for part in parts if part.kind == "unknown" and part.client_id is not None]
             whose = _client(silent[0]) if len(silent) == 1 else "clients"

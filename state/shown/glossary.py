@@ -92,7 +92,7 @@ PHASES: Mapping[RunState, str] = MappingProxyType(
         RunState.ROUND_TRAIN: "each client trains on its share of this round's data and publishes its result",
         RunState.ROUND_WITNESS: "elected clients attest which results they received in time",
         RunState.COOLDOWN: "an elected client saves a checkpoint of the model",
-        RunState.FINISHED: "all rounds are done",
+        RunState.FINISHED: "the run is finished",
         RunState.PAUSED: "an operator has paused the run",
     }
 )

@@ -77,7 +77,7 @@ async def test_finished_run_shows_who_took_part_and_what_came_of_it(browser: "Br
     async with shown_run(tmp_path, rounds=2, **ending) as run, opened(browser) as (page, complaints):
         await page.goto(run.url)
         await page.get_by_role("heading", name="What came of it").wait_for()
-        assert (await page.locator(".lead").inner_text()).startswith("All rounds are done: all 2 steps are done")
+        assert (await page.locator(".lead").inner_text()).startswith("The run is finished: all 2 steps are done")
         told = await run.asked("members")
         tokens = {
             client_id[:12]: count

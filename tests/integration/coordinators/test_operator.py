@@ -61,7 +61,7 @@ async def test_operator_commands_need_the_admin_token_and_a_coordinator(tmp_path
     async with real_run(tmp_path) as run:
         for command in ("pause", "resume"):
             ran = await run.command_here(command, run.url, "--admin-token", "a guess")
-            ran.expect(1, "this needs the admin token")
+            ran.expect(1, "this token is not the run's admin token")
             (await run.command_here(command, run.url)).expect(2)
         await run.kill_coordinator()
         (await run.command_here("status", run.url)).expect(1, "does not answer")

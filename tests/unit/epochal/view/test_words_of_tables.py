@@ -29,7 +29,10 @@ def test_every_row_of_a_report_is_explained(report: type) -> None:
 
 def test_words_of_the_demos_panel_are_explained() -> None:
     status = status_of(1, 2.0)
-    members = tuple(replace(member, name="lab", data_wait=0.12, part=0.5, **GPU) for member in status.members)
+    members = tuple(
+        replace(status.members[0], name="lab", data_wait=0.12, part=0.5, trainer=trainer, **GPU)
+        for trainer in ("numpy", "torch")
+    )
     found = Evaluation("held-out", 1, 2.0, 12345, 10, Sha256("ab" * 32), recorded_s=1.7e9)
     console = Console(file=io.StringIO(), width=160)
     console.print(
