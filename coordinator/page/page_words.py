@@ -14,7 +14,7 @@ from epochal.runtime.glossary import WORDS
 from epochal.state.errors import FailureKind
 from epochal.state.refusals import Refusal
 from epochal.state.shown.glossary import FATES, NOT_REPORTED, PARTS, PHASES, WHOSE_NOBODY
-from epochal.state.shown.installing import INSTALL_NOTE
+from epochal.state.shown.installing import INSTALL_NOTE, install_command
 from epochal.state.shown.smoothing import SMOOTHED_PART
 
 
@@ -29,6 +29,7 @@ def words_module() -> str:
         PHASES={str(phase.value): words for phase, words in PHASES.items()},
         WORDS=dict(WORDS),
         INSTALL_NOTE=INSTALL_NOTE.replace("`", ""),
+        INSTALL=(install_command(), install_command("EXTRAS")),
         SMOOTHED_PART=SMOOTHED_PART,
     )
 

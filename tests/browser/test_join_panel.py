@@ -106,7 +106,7 @@ async def test_torch_and_own_data_are_in_the_commands(browser: "Browser", inviti
         await play(page, {"join": guide | {"trainer": "torch", "extras": ["torch", "parquet"], "data": data}})
         await shown(page, inviting)
         await page.get_by_label("Your copy of the data").fill("/my data")
-        assert await command(page, "Command that installs") == ["pip", "install", "epochal[torch,parquet]"]
+        assert await command(page, "Command that installs") == ["pip", "install", ".[torch,parquet]"]
         words = await command(page)
         assert (words[words.index("--data") + 1], words[words.index("--trainer") + 1]) == ("/my data", "torch")
         assert "--insecure" not in words

@@ -6,7 +6,7 @@ import pytest
 
 from docs.page_blocks import ROOT
 from epochal.coordinator.page.page_words import words_module
-from epochal.state.shown.installing import INDEX_URL, INSTALL_NOTE, SOURCE_URL, install_note
+from epochal.state.shown.installing import INDEX_URL, INSTALL_NOTE, SOURCE_URL, install_command, install_note
 
 PLACES = {"Source": SOURCE_URL, "Index": INDEX_URL}
 
@@ -23,6 +23,12 @@ def test_tutorial_leads_to_that_place(page: str) -> None:
 
 def test_page_of_a_run_says_it_too() -> None:
     assert INSTALL_NOTE.replace("`", "") in words_module()
+    assert install_command("EXTRAS") in words_module()
+
+
+@pytest.mark.parametrize(("page", "extras"), [("start", ""), ("tutorials/join", "torch")])
+def test_command_of_a_page_is_the_one_that_works(page: str, extras: str) -> None:
+    assert f"```bash\n{install_command(extras)}\n```" in (ROOT / f"docs/{page}.md").read_text()
 
 
 def test_package_names_the_places_that_exist() -> None:
@@ -44,3 +50,4 @@ def test_package_names_the_places_that_exist() -> None:
 )
 def test_best_place_that_exists_is_named(index: str | None, source: str | None, command: str) -> None:
     assert f"`{command}`" in install_note(index, source)
+    assert command.partition(" epochal")[0].partition("'")[0] in install_command("torch", index, source)

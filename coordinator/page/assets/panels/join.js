@@ -3,7 +3,7 @@
 import { copyable, quoted } from "../widgets/copy.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, counted, visible, whole } from "../format.js";
-import { INSTALL_NOTE } from "../words.js";
+import { INSTALL, INSTALL_NOTE } from "../words.js";
 
 const ASK_EVERY_MS = 30_000;
 const KEY_FILE = "epochal.key";
@@ -23,7 +23,7 @@ export function joinCommand(guide, address, { invitation = "", data = "", name =
 
 /** Return the command that installs what the run needs. */
 export function installCommand(guide) {
-  return guide.extras.length ? `pip install 'epochal[${guide.extras.join(",")}]'` : "pip install epochal";
+  return guide.extras.length ? INSTALL[1].replace("EXTRAS", guide.extras.join(",")) : INSTALL[0];
 }
 
 const SOURCES = {
