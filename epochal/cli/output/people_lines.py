@@ -38,6 +38,8 @@ def _trained(fields: Mapping[str, Any]) -> str:
 
 
 def _decided(fields: Mapping[str, Any]) -> str:
+    if _failed(fields):
+        return f"{_round_of(fields)}: nothing is applied: {fields['reason']}"
     return f"{_round_of(fields)}: {counted(fields['applied_results'], 'result')} applied"
 
 
@@ -65,14 +67,16 @@ _SENTENCES: Mapping[str, _Sentence] = {
         f"data: {counted(fields['sequences'], 'sample')} in {counted(fields['files'], 'file')}"
     ),
 }
-_SAID_OTHERWISE = frozenset({"attested", "first_checkpoint_made", "data server listens"})
-"""Lines that come with every round, or that repeat what the program prints."""
+_SAID_OTHERWISE = frozenset(
+    {"attested", "first_checkpoint_made", "data server listens", "blobs_swept", "recorded_blobs_swept"}
+)
+"""Lines that come with every few rounds, or that repeat what the program prints."""
 
 
 def sentence_of(record: logging.LogRecord) -> str | None:
     """Return the sentence that stands for a line, or None where the line is shown as it is."""
     found = _SENTENCES.get(record.getMessage())
-    return None if found is None or record.levelno > logging.INFO or _failed(vars(record)) else found(vars(record))
+    return None if found is None or record.levelno > logging.INFO else found(vars(record))
 
 
 def _failed(fields: Mapping[str, Any]) -> bool:

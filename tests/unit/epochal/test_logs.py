@@ -81,6 +81,8 @@ def test_round_at_a_terminal_is_a_sentence_without_digests() -> None:
     assert line[9:] == "step 6: loss 3.296, 71,776 tokens/s, 0.01564 MB sent"
     line = TextFormatter(for_people=True).format(record("outcome_decided", step=7, attempt=2, applied_results=3))
     assert line[9:] == "step 7, after 2 failed tries: 3 results applied"
+    void = record("outcome_decided", step=7, attempt=0, applied_results=0, reason="no result was verified")
+    assert TextFormatter(for_people=True).format(void)[9:] == "step 7: nothing is applied: no result was verified"
 
 
 def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
@@ -127,6 +129,8 @@ def test_servers_own_lines_are_left_out_at_a_terminal_but_for_warnings() -> None
     [
         ("first_checkpoint_made", {"step": 0}, False),
         ("attested", {"step": 1}, False),
+        ("blobs_swept", {"count": 1}, False),
+        ("recorded_blobs_swept", {"count": 12, "conflicts": 0}, False),
         ("replica_held", {"origin": "outcome"}, False),
         ("replica_held", {"origin": "checkpoint"}, True),
         ("phase_changed", {"before": "RoundTrain", "after": "RoundWitness"}, False),
