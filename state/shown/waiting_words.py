@@ -85,9 +85,11 @@ def waiting_words(now: Situation) -> str:
 def _silence(now: Situation) -> str:
     if not now.silent:
         return ""
-    shown = ", ".join(f"{name} (for {seconds:.0f} s)" for name, seconds in now.silent)
-    has, counts = ("has", "it counts") if len(now.silent) == 1 else ("have", "each counts")
-    return f"; {shown} {has} not been heard: {counts} as gone after {now.client_timeout_s:.0f} s"
+    shown = ", ".join(
+        f"{name} (for {seconds:.0f} s, gone in {max(0.0, now.client_timeout_s - seconds):.0f} s)"
+        for name, seconds in now.silent
+    )
+    return f"; {shown} {'has' if len(now.silent) == 1 else 'have'} not been heard"
 
 
 def _words(now: Situation) -> str:
