@@ -215,7 +215,7 @@ def said_of(found: SpeedExplanation, phase: RunState, *, is_held: bool, took_s: 
         is_held: whether it waits for room on a disk, or for members that rest.
         took_s: from its first round's start to its last one's end.
     """
-    if is_held or phase is RunState.PAUSED or not found.rounds:
+    if is_held or phase in (RunState.PAUSED, RunState.WAITING_FOR_MEMBERS) or not found.rounds:
         return ""
     if phase is not RunState.FINISHED:
         return found.sentence

@@ -175,6 +175,7 @@ def test_nothing_is_said_of_the_speed_of_a_run_in_which_no_round_can_begin() -> 
     assert said_of(found, RunState.ROUND_TRAIN, is_held=False, took_s=618.0) == found.sentence
     assert said_of(found, RunState.ROUND_TRAIN, is_held=True, took_s=618.0) == ""
     assert said_of(found, RunState.PAUSED, is_held=False, took_s=618.0) == ""
+    assert said_of(found, RunState.WAITING_FOR_MEMBERS, is_held=False, took_s=618.0) == ""
     said = said_of(found, RunState.FINISHED, is_held=False, took_s=618.0)
     assert said == "The run took 10 min 18 s; 73 % of its last rounds was training."
 
