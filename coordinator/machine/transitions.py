@@ -109,7 +109,7 @@ def _leave_waiting(run: Run) -> Move | None:
         return None
     if run.clock.now_s < run.clock.enough_since_s + config.waiting_for_members_extra_time:
         return None
-    return Move("members_gathered", f"{len(run.members)} members, {config.init_min_clients} needed", run)
+    return Move("members_gathered", f"{counted(len(run.members), 'member')}, {config.init_min_clients} needed", run)
 
 
 def _leave_warmup(run: Run) -> Move | None:
@@ -118,7 +118,7 @@ def _leave_warmup(run: Run) -> Move | None:
         return Move("held", "an operator paused the run", run)
     numbers = run.numbers()
     if numbers.available < config.min_clients:
-        lacks = f"{numbers.available} members, {config.min_clients} needed"
+        lacks = f"{counted(numbers.available, 'member')}, {config.min_clients} needed"
         return Move("members_lost", hold_reason(run.clock, run.members, run.state_file.config) or lacks, run)
     ready_count = numbers.ready
     if run.clock.enough_since_s is not None:
@@ -133,7 +133,7 @@ def _leave_warmup(run: Run) -> Move | None:
         ):
             return _warmed_up(run, f"{reason}, the others have had time")
     if run.clock.is_time_over:
-        missing = "no checkpoint" if run.models.checkpoint is None else f"{ready_count} members ready"
+        missing = "no checkpoint" if run.models.checkpoint is None else f"{counted(ready_count, 'member')} ready"
         return Move("members_lost", f"{missing} when time was over, {config.min_clients} needed", next_turn(run))
     return None
 
@@ -228,7 +228,7 @@ def _epoch_end_reason(run: Run) -> str | None:
     if ready_count < config.min_clients:
         return (
             hold_reason(run.clock, run.members, run.state_file.config)
-            or f"{ready_count} ready members, {config.min_clients} needed"
+            or f"{counted(ready_count, 'ready member')}, {config.min_clients} needed"
         )
     if run.clock.now_s >= run.clock.epoch_started_s + config.epoch_time:
         return "epoch time is over"

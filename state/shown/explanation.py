@@ -220,7 +220,8 @@ def said_of(found: SpeedExplanation, phase: RunState, *, is_held: bool, took_s: 
     if phase is not RunState.FINISHED:
         return found.sentence
     trains = sum(part.share for part in found.parts if part.kind == "train")
-    return f"The run took {_long_duration(took_s)}; {_percent(trains)} of its last rounds was training."
+    took = f"From its first round to its last it took {_long_duration(took_s)}"
+    return f"{took}; {_percent(trains)} of the last rounds was training."
 
 
 def _long_duration(seconds: float) -> str:

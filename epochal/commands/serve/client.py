@@ -346,7 +346,7 @@ async def _run(joining: _Joining, terms: Terms) -> None:
         finally:
             sleeping.cancel()
             await worker.aclose()
-        held = "" if end.step is None else f" with replica {end.step}, digest {end.replica_digest}"
+        held = "" if end.step is None else f" with replica {end.step}"
         say(("the run is finished" if end.reason is EndReason.FINISHED else "withdrawn") + held)
 
 

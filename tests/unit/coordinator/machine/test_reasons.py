@@ -62,13 +62,13 @@ def test_warmup_that_fails_says_what_was_missing() -> None:
     driver = in_warmup(1, 2, config__min_clients=2)
     driver.ready(client(1))
     driver.pass_time(30)
-    assert last_reason(driver) == "1 members ready when time was over, 2 needed"
+    assert last_reason(driver) == "1 member ready when time was over, 2 needed"
     driver = in_warmup(1, 2, access__genesis="members")
     driver.pass_time(30)
     assert last_reason(driver) == "no checkpoint when time was over, 1 needed"
     driver = in_warmup(1, 2, config__min_clients=2)
     driver.send(stimuli.ClientWithdrew(client(1)))
-    assert last_reason(driver) == "1 members, 2 needed"
+    assert last_reason(driver) == "1 member, 2 needed"
 
 
 def test_training_ends_when_everybody_failed_or_left() -> None:
@@ -145,7 +145,7 @@ def test_epoch_says_why_it_ends() -> None:
     driver.deliver(client(1), client(2), client(3))
     driver.send(stimuli.ClientsFellSilent((client(2), client(3))))
     driver.attest(client(1))
-    assert reasons(driver)[-2:] == ["1 ready members, 2 needed", "the checkpoint is verified"]
+    assert reasons(driver)[-2:] == ["1 ready member, 2 needed", "the checkpoint is verified"]
 
 
 def test_cooldown_without_a_checkpoint_says_what_it_lacked() -> None:

@@ -177,7 +177,7 @@ def test_nothing_is_said_of_the_speed_of_a_run_in_which_no_round_can_begin() -> 
     assert said_of(found, RunState.PAUSED, is_held=False, took_s=618.0) == ""
     assert said_of(found, RunState.WAITING_FOR_MEMBERS, is_held=False, took_s=618.0) == ""
     said = said_of(found, RunState.FINISHED, is_held=False, took_s=618.0)
-    assert said == "The run took 10 min 18 s; 73 % of its last rounds was training."
+    assert said == "From its first round to its last it took 10 min 18 s; 73 % of the last rounds was training."
 
 
 def test_clients_that_say_nothing_are_unknown_and_never_guessed() -> None:
