@@ -61,5 +61,5 @@ async def test_refusal_ends_the_view_with_a_message_on_a_clean_terminal(tmp_path
     ):
         assert await terminal.end() == 1, terminal.text[-2000:]
         after = terminal.written.rpartition(LEAVE_SCREEN)[2].decode()
-        assert "epochal: this token is not the run's admin token" in after
+        assert "epochal: this needs the admin token" in after
         assert terminal.is_as_before()
