@@ -77,10 +77,13 @@ async def test_another_run_is_a_line_beside(browser: "Browser", run: ShownRun, k
     async with opened(browser) as (page, complaints):
         await drawn(page, run)
         text = await saved(page) if kind == "csv" else json.dumps(await run.asked("history"))
+        beside = chart_of(page, "Members")
+        await beside.locator("summary").click()
         await chosen(page, f"other <b>.{kind}", text)
         await page.get_by_text(f"{ROUNDS} rows of other <b>.{kind}").wait_for()
         chart = chart_of(page, LOSS)
         assert f"training of other <b>.{kind}" in await chart.locator(".legend").inner_text()
+        assert await beside.locator("tbody tr").count() == ROUNDS, "the other charts stay as they are"
         await chart.locator("summary").click()
         cells = [row.split("\t") for row in await chart.locator("tbody tr").all_inner_texts()]
         heads = await chart.locator("thead th").all_inner_texts()

@@ -72,6 +72,7 @@ export default class RunPanel {
   #columns = null; // of the rows that are drawn
   #fine = null; // more rows of the range that is zoomed to
   #zooming = null;
+  #range = null; // that all charts show; null: all
 
   mount(element, store) {
     this.store = store;
@@ -214,7 +215,7 @@ export default class RunPanel {
 
   #setEvaluations(evaluations) {
     this.#evaluations = evaluations;
-    if (this.#names.join() !== this.drawnNames) this.#rebuildCharts();
+    if (this.#names.join() !== this.drawnNames) this.#rebuildLoss();
   }
 
   /** Names of the evaluations that have a line each, those that were recorded last. */
@@ -277,38 +278,48 @@ export default class RunPanel {
         setText(said, `${visible(file.name)} cannot be compared: ${visible(problem.message)}.`);
         said.className = "bad";
       }
-      this.#rebuildCharts();
+      this.#rebuildLoss();
     } } });
     const forget = h("button", { type: "button", on: { click: () => { input.value = ""; input.dispatchEvent(new Event("change")); } } }, "Take it away");
     return h("details", {}, h("summary", {}, "Compare"),
       h("label", { for: `${id}-file` }, "Another run's figures: the CSV of its loss chart, or the JSON of its history "), input, forget, said);
   }
 
+  #add(title, series, format, more = {}) {
+    const { label, format: formatX, space } = X_AXES[this.axis.value];
+    const zoomed = (range) => this.#zoom(range), places = () => Object.fromEntries(PLACES.map((name) => [name, this.#columns(name)]));
+    const chart = new Chart(this.chartsPlace, { title, series, format, formatX, spaceX: space, xName: label, zoomed, places, ...more });
+    chart.setRange(this.#range);
+    return chart;
+  }
+
   #rebuildCharts() {
     for (const chart of Object.values(this.#charts)) chart.destroy();
-    const { label, format, space } = X_AXES[this.axis.value], names = this.#names;
-    this.drawnNames = names.join();
-    const zoomed = (range) => this.#zoom(range), places = () => Object.fromEntries(PLACES.map((name) => [name, this.#columns(name)]));
-    const add = (title, series, of, more = {}) =>
-      new Chart(this.chartsPlace, { title, series, format: of, formatX: format, spaceX: space, xName: label, zoomed, places, ...more });
-    const heldOut = (name) => (name === "held-out" ? name : `held-out: ${visible(name)}`);
     this.#fine = null;
+    this.#range = null;
     this.#charts = {
-      loss: add("Loss, nats per token", [
-        { label: "training", colour: "--series-3", line: "dotted", width: 1 },
-        { label: "training, smoothed", colour: "--series-1", width: 2.5 },
-        ...names.map((name, place) => ({ label: heldOut(name), colour: HELD_OUT_COLOURS[place], points: true })),
-        ...(this.#other === null ? [] : [{ label: `training of ${this.#other.name}`, colour: "--series-3", line: "dashed", width: 1.5 }]),
-      ], (value) => digits(value, 4), { isLarge: true, marks: MARKS }),
-      speed: add("Tokens per second", [{ label: "tokens/s", colour: "--series-1" }], short, { fromZero: true }),
-      members: add("Members", [
+      speed: this.#add("Tokens per second", [{ label: "tokens/s", colour: "--series-1" }], short, { fromZero: true }),
+      members: this.#add("Members", [
         { label: "members", colour: "--series-1" },
         { label: "ready", colour: "--series-2", line: "dashed" },
       ], whole, { isWhole: true, fromZero: true }),
-      rate: add("Learning rate", [{ label: "learning rate", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true }),
+      rate: this.#add("Learning rate", [{ label: "learning rate", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true }),
     };
-    this.#charts.loss.figure.after(this.line);
-    if (this.#hasNorms) this.#charts.norm = add("Gradient norm", [{ label: "gradient norm", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true });
+    this.#rebuildLoss();
+  }
+
+  /** Draw the loss with the lines that it has now; the other charts stay as they are. */
+  #rebuildLoss() {
+    this.#charts.loss?.destroy();
+    const names = this.#names, heldOut = (name) => (name === "held-out" ? name : `held-out: ${visible(name)}`);
+    this.drawnNames = names.join();
+    this.#charts.loss = this.#add("Loss, nats per token", [
+      { label: "training", colour: "--series-3", line: "dotted", width: 1 },
+      { label: "training, smoothed", colour: "--series-1", width: 2.5 },
+      ...names.map((name, place) => ({ label: heldOut(name), colour: HELD_OUT_COLOURS[place], points: true })),
+      ...(this.#other === null ? [] : [{ label: `training of ${this.#other.name}`, colour: "--series-3", line: "dashed", width: 1.5 }]),
+    ], (value) => digits(value, 4), { isLarge: true, marks: MARKS });
+    this.chartsPlace.prepend(this.#charts.loss.figure, this.line);
     this.#draw();
   }
 
@@ -318,6 +329,7 @@ export default class RunPanel {
 
   /** Show this range in all charts, with more rows of it if some of those that are known cover several rounds. */
   async #zoom(range) {
+    this.#range = range;
     for (const chart of Object.values(this.#charts)) chart.setRange(range);
     this.#zooming?.abort();
     this.#fine = null;
@@ -343,7 +355,7 @@ export default class RunPanel {
     this.#drawing = null;
     const { document: run, rounds: known } = this.store;
     this.#drawn = known;
-    if (this.#hasNorms !== "norm" in this.#charts) return this.#rebuildCharts();
+    if (this.#hasNorms) this.#charts.norm ??= this.#add("Gradient norm", [{ label: "gradient norm", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true });
     const rounds = this.#fine === null ? known : known.refined(this.#fine);
     const all = X_AXES[this.axis.value].of(rounds);
     const places = [];
