@@ -24,6 +24,7 @@ from itertools import islice
 
 from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_slices import AddedResult, SharedSlice, SharedSum
+from epochal.coordinator.blobs.likenesses import MAX_COMPARED, Likenesses
 from epochal.coordinator.blobs.slice_probe import Probe
 from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.round import Round
@@ -47,6 +48,7 @@ from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.model.replica import Replica, examined_replica
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
+from epochal.state.results import decode_result
 from epochal.state.slices import blocks_in
 from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
 from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
@@ -96,6 +98,7 @@ class UpdateMaker:
         self._lineage = intake.service.run.identity.lineage
         self._held: HeldReplica | None = None
         self._sum: _Sum | None = None
+        self._likenesses: Likenesses | None = None
         self._diverged_step: int | None = None
         self._warned_of = ""
 
@@ -143,6 +146,7 @@ class UpdateMaker:
             return False
         if run.identity.lineage != self._lineage:
             self._lineage, self._held, self._sum, self._diverged_step = run.identity.lineage, None, None, None
+            self._likenesses = None
         outcome = _next_without_update(run, checkpoint)
         if outcome is not None:
             if outcome.step == self._diverged_step:
@@ -196,6 +200,7 @@ class UpdateMaker:
         self._sum = None
         self._slices.end()
         self._held = making.result()[1]
+        await self._tell_likenesses(outcome)
 
     async def _made(
         self, total: _Sum, header: UpdateHeader, start: Replica, arrival: Arrival
@@ -239,6 +244,33 @@ class UpdateMaker:
         else:
             await self._add_to(total.total, result)
         total.added.append(result)
+        await self._sketch(total, result)
+
+    async def _sketch(self, total: _Sum, result: AddedResult) -> None:
+        """Sketch a result where results are verified, so that it can be compared with others."""
+        run = self._service.run
+        if run.state_file.verify is None:
+            return
+        layout = await self._layout()
+        sketches = self._likenesses = self._likenesses or Likenesses(layout)
+        async with self._service.blobs.opened(result.sha256) as blob:
+
+            def work() -> None:
+                difference = decode_result(blob.view(), layout)[1]
+                sketches.add(
+                    (total.step, total.attempt), result.sha256, difference, MAX_COMPARED / max(len(run.members), 1)
+                )
+
+            await self._worker.run(work)
+
+    async def _tell_likenesses(self, outcome: Outcome) -> None:
+        """Journal how like the results of an outcome are to each other, if they were compared."""
+        if self._likenesses is None:
+            return
+        found = self._likenesses.compared((outcome.step, outcome.attempt), outcome.entries)
+        if found is not None:
+            with contextlib.suppress(Refused):  # a checkpoint has included the step, or another coordinator told it
+                await self._service.submit(found)
 
     async def _summed(self, layout: TensorLayout, results: Sequence[AddedResult]) -> UpdateSum:
         """Return the sum of results over a slice of the model, made here."""

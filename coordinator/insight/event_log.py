@@ -7,6 +7,7 @@ from epochal.coordinator.machine.instructions import (
     BatchesQuarantined,
     CheckpointRefused,
     Convicted,
+    Flagged,
     MembershipChanged,
     OperatorActed,
     OutcomeDecided,
@@ -74,6 +75,9 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
             of = {"client_id": found.client_id, **_name_of(run, found.client_id), "step": found.step}
             distance = {"excess": found.excess, "tolerance": tolerance, "replay_class": found.replay_class}
             log.info("replayed", extra={"verifier": verifier, **of, **distance, "verdict": verdict})
+        case Flagged(client_id=client_id, step=step, reason=reason):
+            of = {"client_id": client_id, **_name_of(run, client_id), "step": step}
+            log.warning("client_flagged", extra={**of, "reason": reason})
         case Convicted(client_id=client_id, step=step, figures=figures):
             log.warning("client_convicted", extra={"client_id": client_id, "step": step, "reason": figures})
         case VerifierTested(verifier=verifier, found=excess, expected=expected, is_refused=is_refused):

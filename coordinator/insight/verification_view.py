@@ -12,6 +12,7 @@ from epochal.state.messages.verification_views import (
     MAX_CONVICTIONS_SHOWN,
     ClassDistances,
     ShownConviction,
+    ShownFlag,
     VerificationView,
 )
 from epochal.state.shown.verification_words import verification_words
@@ -40,6 +41,16 @@ def verification_of(run: Run) -> VerificationView:
         false_alarms_below=RULE_OF_THREE / found.counts.passed if found.counts.passed >= LEAST_PASSED else None,
         classes=tuple(_class_of(key, known) for key, known in islice(found.distances.items(), MAX_CLASSES_SHOWN)),
         convictions=tuple(ShownConviction(*one) for one in list(found.convicted.items())[-MAX_CONVICTIONS_SHOWN:]),
+        flags=tuple(
+            islice(
+                (
+                    ShownFlag(one, member.trust.flagged)
+                    for one, member in run.members.by_id.items()
+                    if member.trust.flagged
+                ),
+                MAX_CONVICTIONS_SHOWN,
+            )
+        ),
     )
     return replace(view, sentences=verification_words(view))
 

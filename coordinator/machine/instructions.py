@@ -185,6 +185,15 @@ class ReplayJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class Flagged:
+    """Log that each result of a client is computed again from now on, and why."""
+
+    client_id: ClientId
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Convicted:
     """Log that a client was ejected, because replays show that its result is not its work.
 
@@ -248,6 +257,6 @@ class Recorded:
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
-    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Convicted | VerifierTested
+    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Flagged | Convicted | VerifierTested
 )
 # fmt: on

@@ -6,6 +6,7 @@ client's message as it came. `Stamped` adds the time of the coordinator's clock 
 machine reads neither.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -21,7 +22,7 @@ from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
-from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import CalibrationReport, Likeness, ReplayFailure, ReplayReport
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
@@ -225,6 +226,22 @@ class UpdateMade:
 
 
 @dataclass(frozen=True, slots=True)
+class ResultsCompared:
+    """The results of an outcome were compared with each other, and with earlier ones.
+
+    Attributes:
+        step: of the outcome.
+        seed: of the sketches that were compared (`runtime/merging/sketches.py`), published only now.
+        figures: of those results that were compared, by client.
+    """
+
+    step: int
+    seed: Seed
+    figures: Mapping[ClientId, Likeness]
+    type: Literal["results_compared"] = "results_compared"
+
+
+@dataclass(frozen=True, slots=True)
 class DataFingerprintSet:
     """The operator pinned the data that the run trains on; None takes an earlier pin back."""
 
@@ -418,7 +435,7 @@ Stimulus: TypeAlias = (
     | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
-    | CalibrationReported | ClientAbsolved
+    | CalibrationReported | ClientAbsolved | ResultsCompared
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet

@@ -8,10 +8,12 @@ import math
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
+from epochal.coordinator.machine.parts.verification import Compared
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.blobs import BlobReader
 from epochal.coordinator.store.checkpoint_blobs import opened_parts
 from epochal.runtime.long_work import long_work
+from epochal.runtime.merging.sketches import Sketcher, likenesses
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import EpochalError, StoreFailed
 from epochal.state.merging import OuterStep, merge, verify_arithmetic
@@ -31,6 +33,8 @@ from epochal.state.wire import Blake3, Sha256, sha256_hex
 _TYPES = (FLOAT32_TYPE, BYTES_TYPE)
 NORM_TOLERANCE = 1e-9
 """Relative difference of two lengths that were summed up in another order."""
+LIKENESS_TOLERANCE = 1e-3
+"""Difference of two cosines of the same sketches, of which three digits are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +109,13 @@ async def replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, 
             results = await _results(outcome, blobs, replica.layout)
             header = UpdateHeader.of(outcome, rule)
             made = update_bytes(header, rule, replica.layout, ((Weight.of(entry), found) for entry, found in results))
-            wrong = _wrong_norm(outcome, results) or await _wrong_update(run, blobs, outcome.step, made)
+            wrong = (
+                _wrong_norm(outcome, results)
+                or _wrong_likeness(
+                    run.members.verification.compared.get(outcome.step), outcome, results, replica.layout
+                )
+                or await _wrong_update(run, blobs, outcome.step, made)
+            )
             replica = merge(replica, decode_update(made, header, replica.layout), outer)
             work.advance()
             yield replica, wrong
@@ -153,6 +163,29 @@ def _wrong_norm(outcome: Outcome, results: Sequence[tuple[OutcomeEntry, Differen
         found, kept = norm_of(difference), number_of(entry.norm)
         if not math.isclose(found, kept, rel_tol=NORM_TOLERANCE):
             return f"the result of {entry.client_id} in step {outcome.step} has length {found!r}; {kept!r} was kept"
+    return None
+
+
+def _wrong_likeness(
+    compared: Compared | None,
+    outcome: Outcome,
+    results: Sequence[tuple[OutcomeEntry, Difference]],
+    layout: TensorLayout,
+) -> str | None:
+    """Return which result of an outcome is otherwise like the others than was kept, or None."""
+    if compared is None:
+        return None
+    sketcher = Sketcher(bytes.fromhex(compared.seed), layout)
+    weights = {entry.client_id: Weight.of(entry) for entry, _ in results}
+    found = likenesses(
+        {of.client_id: sketcher.sketches(values) for of, values in results if of.client_id in compared.figures},
+        {client_id: weight.batch_count * weight.factor for client_id, weight in weights.items()},
+    )
+    for client_id, kept in compared.figures.items():
+        for name, one, other in zip(("mean", "other"), found.get(client_id, ()), kept, strict=False):
+            if (one is None) != (other is None) or (one and other and abs(one - other) > LIKENESS_TOLERANCE):
+                of = f"the result of {client_id} in step {outcome.step}"
+                return f"{of} has a cosine of {one} with the {name}; {other} was kept"
     return None
 
 

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -111,3 +111,17 @@ class CalibrationReport(WireDocument):
     replay_class: ComputedClass
     local_steps: Annotated[int, Field(ge=1)]
     distances: Annotated[tuple[Distance, ...], Field(min_length=1, max_length=MAX_DISTANCES)]
+
+
+class Likeness(NamedTuple):
+    """How like a result is to others, as cosines from −1 to 1; None without any.
+
+    Attributes:
+        with_mean: with the weighted mean of the round's other results.
+        with_other: the largest with another one of the round.
+        with_own: the largest with one of its client's last results.
+    """
+
+    with_mean: float | None
+    with_other: float | None
+    with_own: float | None = None

@@ -38,6 +38,14 @@ class ShownConviction(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
+class ShownFlag(WireDocument):
+    """A member of which each result is replayed, and why, in words."""
+
+    client_id: HexId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class VerificationView(WireDocument):
     """The verification of a run's results.
 
@@ -51,6 +59,7 @@ class VerificationView(WireDocument):
             convictions was of an honest one (3 ÷ results that passed, Hanley and Lippman-Hand 1983); None of too few.
         classes: at most `MAX_CLASSES_SHOWN`.
         convictions: the last ones, at most `MAX_CONVICTIONS_SHOWN`.
+        flags: members that are flagged, at most `MAX_CONVICTIONS_SHOWN`.
         sentences: the same for people, the most important first.
     """
 
@@ -66,4 +75,5 @@ class VerificationView(WireDocument):
     false_alarms_below: float | None
     classes: tuple[ClassDistances, ...]
     convictions: tuple[ShownConviction, ...]
+    flags: tuple[ShownFlag, ...] = ()
     sentences: tuple[str, ...] = ()

@@ -26,6 +26,7 @@ def verification_words(view: VerificationView) -> tuple[str, ...]:
             f"False alarms: fewer than {view.false_alarms_below:.2%} of honest results, with 95 % certainty, if nobody "
             "who was convicted was honest."
         )
+    words += [f"Each result of client {one.client_id} is computed again: {one.reason}." for one in view.flags]
     words += [class_words(one) for one in view.classes]
     words += [f"Convicted: client {one.client_id}: {one.found}" for one in view.convictions]
     return tuple(words)

@@ -1,7 +1,7 @@
 """A plugin of pytest that writes what a process has counted when its tests end (`make coverage`).
 
-Workers have ten seconds to end, after which they are killed; with counts of a whole run to write they need longer, and a worker
-that is killed has counted nothing.
+Workers have ten seconds to end, after which they are killed; with counts of a whole run to write they need longer, and
+a worker that is killed has counted nothing.
 """
 
 import coverage

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, removed
 from epochal.state.intervals import BatchId
-from epochal.state.messages.replay_messages import ReplayReport
-from epochal.state.wire import Blake3, ClientId, Sha256
+from epochal.state.messages.replay_messages import Likeness, ReplayReport
+from epochal.state.wire import Blake3, ClientId, Seed, Sha256
 from epochal.state.wire_document import WireDocument
 
 REPORTS_TO_CONVICT = 3
@@ -28,6 +28,8 @@ MAX_VERIFIERS = 64
 """Maximum number of verifiers that a run knows."""
 MAX_KNOWN = 2
 """Number of results with a known answer that are kept of those that passed, and of those by which one was convicted."""
+MAX_STEPS_COMPARED = 16
+"""Number of the last steps of which the figures of compared results are kept; others are in the journal."""
 MAX_REMEMBERED = 4096
 """Clients that have left of which the trust is remembered, and convicted ones with their figures, the latest ones."""
 
@@ -172,6 +174,7 @@ class Trust:
         drift: of the last ones, the distance as a multiple of the most that is usual for others.
         flagged: why each of its results is replayed; "" if they are not.
         passed_flagged: number of results that passed since it was flagged.
+        was_apart: whether its last result that was compared pointed elsewhere than the round's others.
     """
 
     examined: bool = False
@@ -180,6 +183,7 @@ class Trust:
     drift: tuple[float, ...] = ()
     flagged: str = ""
     passed_flagged: int = 0
+    was_apart: bool = False
 
     def is_earning(self, *, is_awaiting: bool) -> bool:
         """Whether a result that is applied earns it a larger part.
@@ -234,6 +238,14 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """How like the results of a step were to each other, and the seed of their sketches."""
+
+    seed: Seed
+    figures: Mapping[ClientId, Likeness]
+
+
+@dataclass(frozen=True, slots=True)
 class Verification(WireDocument):
     """The verification of a run's results.
 
@@ -245,6 +257,7 @@ class Verification(WireDocument):
         convicted: what each convicted client was found by, in words.
         departed: the trust in clients that have left, the latest last.
         counts: numbers of replays.
+        compared: the figures of the last steps whose results were compared, by step, at most `MAX_STEPS_COMPARED`.
     """
 
     open: Mapped[ReplayKey, OpenReplay] = field(default_factory=dict)
@@ -254,6 +267,7 @@ class Verification(WireDocument):
     convicted: Mapping[ClientId, str] = field(default_factory=dict)
     departed: Mapped[ClientId, Trust] = field(default_factory=dict)
     counts: Counts = Counts()
+    compared: Mapped[int, Compared] = field(default_factory=dict)
 
     def awaiting(self) -> frozenset[ClientId]:
         """Return the clients of which a result is awaiting a replay."""

@@ -38,7 +38,14 @@ async def play_round(coordinator: Served, clients: Sequence[WireClient], replica
             data = client.result(replica, DIFFERENCE)
             assert (await client.commit(data)).status_code == 200
             assert (await client.put_blob(data)).status_code == 201
-    digest = replica_digest(replica)
+    await attest_all(coordinator, clients, replica)
+
+
+async def attest_all(coordinator: Served, clients: Sequence[WireClient], replica: Replica) -> None:
+    """Attest all results that have come, by client after client; return once the next round is under way."""
+    service, digest = coordinator.service, replica_digest(replica)
+    current = service.run.round
+    assert current is not None
     for client in clients:
         under_way = service.run.round
         if under_way is None or (under_way.number.step, under_way.number.attempt) != (

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +23,12 @@ from epochal.state.messages.requests import Attestation
 from epochal.state.model.replica import replica_digest
 from epochal.state.refusals import Refusal
 from epochal.state.wire import Seed, Sha256
+from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import client as member
 from tests.support.drive.machine_driver import in_round
 from tests.support.drive.made_updates import check_update, update_of
-from tests.support.drive.played_rounds import play_round
+from tests.support.drive.played_rounds import attest_all, play_round
 from tests.support.drive.served import REPLICA, WireClient, served, training
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_coordinator import SimulatedCoordinator
@@ -37,9 +39,10 @@ from tests.support.thinned import thinned
 STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
 
 
-async def deliver(clients: list[WireClient]) -> None:
+async def deliver(clients: list[WireClient], values: Sequence[np.ndarray] = ()) -> None:
     for number, client in enumerate(clients, 1):
-        data = client.result(REPLICA, {"w": np.full((2, 3), 0.1 * number, np.float32)})
+        own = values[number - 1] if values else np.full((2, 3), 0.1 * number, np.float32)
+        data = client.result(REPLICA, {"w": own})
         assert (await client.commit(data)).status_code == 200
         assert (await client.put_blob(data)).status_code == 201
 
@@ -71,6 +74,27 @@ async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.Log
         assert len(service.run.models.outcomes[1].entries) == 2
         assert "update_summed_anew" in caplog.messages
         await check_update(service, 1)
+
+
+async def test_client_that_copies_another_is_flagged_where_results_are_verified(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The fourth one sends what the third one does; who of the two copied, nobody can say but a replay."""
+    state = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0, verify={"percent": 1})
+    async with served(state) as coordinator:
+        service, clients = coordinator.service, await training(coordinator, 4)
+        values = np.eye(6, dtype=np.float32).reshape(6, 2, 3)
+        await deliver(clients, [values[0], values[1], values[2], values[2]])
+        await attest_all(coordinator, clients, REPLICA)
+        await update_of(service, 1)
+        async with asyncio.timeout(BOUND_S):
+            while not service.run.members.verification.compared:
+                await service.readers.wait_published(service.published.version, None, 1.0)
+        copies = {clients[2].client_id, clients[3].client_id}
+        assert {one for one in service.run.members.by_id if service.run.members.trust_of(one).flagged} == copies
+        verification = (await coordinator.http.get(f"{coordinator.run_url}/verification")).json()
+        assert {one["client_id"] for one in verification["flags"]} == copies
+        assert caplog.messages.count("client_flagged") == 2
 
 
 async def test_disk_that_is_too_full_for_the_sum_delays_nothing_but_the_update(

@@ -1,4 +1,4 @@
-"""The audit computes the lengths of results, and what follows from them, again."""
+"""The audit computes the lengths of results, how like they are, and what follows from that, again."""
 
 from dataclasses import replace
 
@@ -19,6 +19,12 @@ NUMPY = ClientSpec(trainer="numpy")
 STATE = state_file(
     config__init_min_clients=3,
     config__checkpoint_every=2,
+    model__LLM__ngram={"context": 2, "embedding": 2, "hidden": 2},
+)
+VERIFIED = state_file(
+    config__init_min_clients=3,
+    config__checkpoint_every=64,
+    verify={},
     model__LLM__ngram={"context": 2, "embedding": 2, "hidden": 2},
 )
 
@@ -70,3 +76,25 @@ async def test_audit_finds_factors_that_do_not_follow_from_the_lengths() -> None
         report = await audit(store, with_parameters=False)
         assert not report.replay_identical
         assert "replays to another document than was published" in report.problems[0]
+
+
+@in_virtual_time
+async def test_audit_finds_results_that_are_otherwise_alike_than_was_kept() -> None:
+    """Real results of a run that is verified; the coordinator compares them as it adds them up."""
+    async with simulated_run(VERIFIED, seed=1) as run:
+        await run.play(NUMPY, NUMPY, NUMPY)
+        kept, blobs = run.coordinator.run, run.coordinator.store.blobs
+        verification = kept.members.verification
+        assert set(verification.compared) == set(kept.models.outcomes)
+        found = verification.compared[4].figures
+        assert set(found) == {entry.client_id for entry in kept.models.outcomes[4].entries}
+        assert all(-1 <= cosine <= 1 for like in found.values() for cosine in like if cosine is not None)
+        assert all(like.with_own is not None for like in found.values()), "with their results of the steps before"
+        assert (await recompute(kept, blobs, {}, 4)).problem is None
+        liar = next(iter(found))
+        figures = {**found, liar: found[liar]._replace(with_other=-(found[liar].with_other or 0))}
+        compared = {**verification.compared, 4: replace(verification.compared[4], figures=figures)}
+        wrong = kept.with_parts(kept.members.verified_as(replace(verification, compared=compared)))
+        problem = (await recompute(wrong, blobs, {}, 4)).problem
+        assert problem is not None
+        assert problem.startswith(f"the result of {liar} in step 4 has a cosine of ")
