@@ -237,10 +237,9 @@ export default class OperatePanel {
 
   async #showInvitation(code) {
     const guide = await this.store.api.json(this.store.path("join")).catch(() => null);
-    const address = this.store.api.base.href.replace(/\/$/, "");
     const shown = [h("p", {}, "The code is shown this once. Send it to who may join:"), copyable("Invitation code", code).element];
     if (guide !== null) {
-      const command = joinCommand({ ...guide, access: "invitations" }, address, { invitation: code });
+      const command = joinCommand({ ...guide, access: "invitations" }, this.store.api.base, { invitation: code });
       shown.push(h("p", {}, "The command with it:"), copyable("Command that joins with the invitation", command).element);
     }
     fill(this.invited, shown);
