@@ -181,7 +181,7 @@ export default class RunPanel {
     set("learning rate", last === null ? UNKNOWN : digits(last.learning_rate, 3));
     const norms = rounds.get("gradient_norm").filter((norm) => norm !== null);
     set("gradient norm", norms.length ? digits(norms.at(-1), 3) : null);
-    set("applied", `${whole(run.data_indices_applied)} samples${passWords(found)}`);
+    set("applied", `${counted(run.data_indices_applied, "sample")}${passWords(found)}`);
     set("carried", counted(run.carried_batches, "batch", "es"));
     set("quarantined", run.quarantined_batches ? counted(run.quarantined_batches, "batch", "es") : null);
     set("checkpoint", run.checkpoint === null ? UNKNOWN : `step ${whole(run.checkpoint.step)}, ${bytes(run.checkpoint.size_bytes)}`);
