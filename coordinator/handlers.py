@@ -128,7 +128,11 @@ class Handlers:
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
         if not token:
-            raise Refused(Refusal.UNAUTHORIZED, "this needs the admin token (Authorization: Bearer …)")
+            raise Refused(
+                Refusal.UNAUTHORIZED,
+                "this needs the admin token, which the coordinator printed at its first start: a command takes it from "
+                "EPOCHAL_ADMIN_TOKEN, a request in its header (Authorization: Bearer …)",
+            )
         self.admin.check(token)
 
     def blob_reader(self, token: str | None) -> ClientId:

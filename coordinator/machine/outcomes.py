@@ -61,7 +61,8 @@ def judge_round(state_file: StateFile, members: RunMembers, current: Round) -> V
     agreed = next((digest for digest, count in digests.items() if count >= plan.quorum), None)
     if agreed is None:
         attested_count = len(current.witnessed.attestations)
-        reason = f"{attested_count} of {len(plan.witnesses)} witnesses attested, {plan.quorum} must agree"
+        witnesses = counted(len(plan.witnesses), "witness", "witnesses")
+        reason = f"{attested_count} of {witnesses} attested, {plan.quorum} must agree"
         return Verdict(None, reason, len(digests) > 1)
     commitments, verified = plain(current.results.commitments), plain(current.results.verified)
     received = attested_by(

@@ -1,7 +1,10 @@
 """The part of the page that says how to join: the exact command, what the machine must have, and copying."""
 
+import hashlib
 import shlex
+import ssl
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,9 +12,14 @@ import pytest_asyncio
 from typer.testing import CliRunner
 
 from epochal.cli.main import app
+from epochal.coordinator.serve import ServeOptions, serving
+from epochal.runtime.http.http_server import Endpoint
 from tests.support.browser.browser import opened
 from tests.support.browser.played_answers import play
+from tests.support.data.states import state_file
+from tests.support.deployment import parsed_command
 from tests.support.drive.served import GENESIS, Served, served_over_sockets, training
+from tests.support.servers.certificates import self_signed
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
@@ -97,6 +105,19 @@ async def test_command_is_copied_with_and_without_permission(
         await field.focus()
         await page.keyboard.press("Control+V")
         assert await field.input_value() == wanted
+
+
+async def test_commands_name_the_coordinators_own_certificate(browser: "Browser", tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    options = ServeOptions(str(tmp_path / "run"), Endpoint(port=0, tls_cert=certificate, tls_key=key), genesis=GENESIS)
+    async with serving(state_file(), options) as running, opened(browser) as (page, _):
+        await page.goto(f"{running.url}/#/join")
+        await page.get_by_label(JOINS, exact=True).wait_for()
+        for label in (JOINS, "Command that checks the machine"):
+            _, parameters = parsed_command((await command(page, label))[1:])
+            assert (parameters["url"], parameters["tls_ca"]) == (running.url, Path("cert.pem"))
+        facts = await page.locator("dl.facts").inner_text()
+        assert hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).digest().hex(":").upper() in facts
 
 
 async def test_torch_and_own_data_are_in_the_commands(browser: "Browser", inviting: Served) -> None:

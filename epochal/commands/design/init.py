@@ -34,7 +34,7 @@ from epochal.tools.plan.plan_text import plan_text
 from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
-from epochal.tools.prepare.publishing import TRAIN, Preparation, is_preparation, published
+from epochal.tools.prepare.publishing import TRAIN, Preparation, preparation_of
 from epochal.tools.prepare.run_files import run_id_of
 from epochal.tools.quality import MEASURED, MOST_OF_CODEC, codec_choices
 from epochal.trainers.architectures import ARCHITECTURES
@@ -216,13 +216,11 @@ def _preparation(data: str) -> Preparation | None:
     Raises:
         InvalidInput: its manifest is damaged, or it holds conversations, of which `prepare` writes the run's files.
     """
-    path = Path(data)
-    folder = path.parent if path.name == TRAIN and is_preparation(path.parent) else path
-    if not is_preparation(folder):
-        return None
-    made = published(folder)
-    if made.is_chat:
-        raise InvalidInput(f"--data {data} holds conversations; {folder / FILES[0]} is a run of them, to be edited")
+    made = preparation_of(Path(data))
+    if made is not None and made.is_chat:
+        raise InvalidInput(
+            f"--data {data} holds conversations; {made.folder / FILES[0]} is a run of them, to be edited"
+        )
     return made
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from epochal.state.config.model_table import Architecture, LocalCheckpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.tools.checkpoints.readable_run import RunView
-from epochal.tools.init.choices import BYTES_VOCABULARY
+from epochal.tools.prepare.text_tokenizer import BYTES_SHA256, BYTES_VOCABULARY
 from epochal.trainers.sources.model_source import ModelSource
 from epochal.trainers.sources.open_model import names_a_source, open_source, parse_source
 from epochal.trainers.sources.origin import origin_of
@@ -15,6 +15,7 @@ from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, TOKENIZER_FILE,
 
 NO_TOKENIZER = "none"
 NONE_NAMED = "no tokenizer: the run began with random parameters; --tokenizer names one"
+READS_BYTES = "the model reads bytes: token N is the byte N of UTF-8, and no tokenizer is needed"
 HINT = "--tokenizer names another place, and --tokenizer none copies no tokenizer"
 
 
@@ -42,6 +43,9 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
     """
     if place == NO_TOKENIZER:
         return FoundTokenizer()
+    is_ngram = view.spec.architecture is Architecture.EPOCHAL_NGRAM
+    if place is None and (is_ngram or view.state.model.LLM.tokenizer == BYTES_SHA256):
+        return FoundTokenizer(said=READS_BYTES)
     try:
         source = _source_of(view) if place is None else parse_source(place)
         if isinstance(source, str):

@@ -127,6 +127,12 @@ def test_training_and_held_out_data_are_not_read_as_one(made: Path) -> None:
     ran.expect(2, "what was held out", f"allowed: {made / 'data.toml'}, or {made / 'train'}")
 
 
+def test_inspect_of_the_training_split_shows_the_fingerprint_that_its_run_records(made: Path) -> None:
+    recorded = parse_state((made / "state.toml").read_text(), "state.toml").config.data_fingerprint
+    report = json.loads(run_main("data", "inspect", str(made / "train"), "--json").out)
+    assert (report["fingerprint"], report["read_as"]) == (recorded, "2-byte tokens, 16 a sample, shuffled")
+
+
 def test_inspect_knows_the_end_token_and_the_tokenizer(made: Path) -> None:
     ran = run_main("data", "inspect", str(made / "train"), "--seq-len", "2048")
     ran.expect(0, "the first sample, decoded:", "document 0: ")
