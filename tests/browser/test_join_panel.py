@@ -54,12 +54,14 @@ async def test_command_is_what_the_client_takes(browser: "Browser", inviting: Se
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_command_has_a_placeholder_until_the_code_is_known(browser: "Browser", inviting: Served) -> None:
     async with opened(browser) as (page, _):
         await shown(page, inviting)
         assert "CODE" in await command(page)
 
 
+@pytest.mark.nightly
 async def test_facts_are_those_of_the_api(browser: "Browser", tmp_path: Any) -> None:
     async with served_over_sockets(tmp_path, GENESIS) as run:
         await training(run, 2)
@@ -80,6 +82,7 @@ async def test_facts_are_those_of_the_api(browser: "Browser", tmp_path: Any) -> 
             assert await page.get_by_label("Invitation code").count() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_permitted", [True, False])
 async def test_command_is_copied_with_and_without_permission(
     browser: "Browser", inviting: Served, is_permitted: bool

@@ -106,6 +106,7 @@ async def test_results_name_their_starts_which_were_applied() -> None:
         await prove(run)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_client_killed_while_it_trains_ahead_comes_back() -> None:
     async with simulated_run(delayed(config__total_steps=14), seed=3, weather=SLOW_LINKS) as run:

@@ -147,6 +147,7 @@ def test_uplink_of_a_tenth_of_a_megabit_holds_nobody_up() -> None:
     assert all(found.busy >= 0.8 for found in rounds[10:] if found not in held_up)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batches", [12, 160])
 def test_nobody_is_starved_over_a_hundred_rounds(batches: int) -> None:
     chance = random.Random(8)

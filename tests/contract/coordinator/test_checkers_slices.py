@@ -292,6 +292,7 @@ async def test_wrong_mean_that_keeps_all_rules_is_found(
     assert problem(await answered(run, api, "POST", f"?wait_s=0&worker={'0' * 32}")) == "forbidden"
 
 
+@pytest.mark.nightly
 async def test_result_that_is_not_attested_is_taken_out_of_every_slice(
     run: Served, clients: list[WireClient], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -62,6 +62,7 @@ async def test_restarted_coordinator_is_followed_further(run: RestartedRun) -> N
             assert await taken == [(2, 1), (3, 1)]
 
 
+@pytest.mark.nightly
 async def test_coordinator_that_answers_again_is_said_to(run: RestartedRun) -> None:
     said: list[str] = []
     fell_silent = asyncio.Event()

@@ -20,6 +20,7 @@ async def joined(run: RealRun, child: Child) -> None:
             await run.watch.next()
 
 
+@pytest.mark.nightly
 async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         (first,) = run.clients

@@ -194,6 +194,7 @@ async def test_address_in_a_document_is_not_connected(place: int, canaries: Cana
     assert _leaks(watched, canaries.folder, tmp_path) == [], ended
 
 
+@pytest.mark.nightly
 @thinned("way", range(14))
 async def test_address_written_in_another_way_is_not_connected(way: int, canaries: Canaries, tmp_path: Path) -> None:
     lie = Lie("StateFile", LOCATION, _http({"SingleUrl": f"http://{canaries.addresses()[way]}/x"}))

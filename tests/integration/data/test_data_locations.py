@@ -2,12 +2,15 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.drive.processes import real_run
 from tests.support.heavy import need_module
 
 SEQ_LEN = 16
 
 
+@pytest.mark.nightly
 async def test_run_over_parquet_samples_is_finished_and_proved(tmp_path: Path) -> None:
     need_module("pyarrow")
     import pyarrow

@@ -57,6 +57,7 @@ async def test_history_of_a_compacted_journal_is_that_of_the_whole(
     assert steps > 1
 
 
+@pytest.mark.nightly
 async def test_news_that_wait_for_a_history_to_be_read_have_a_maximum(
     monkeypatch: pytest.MonkeyPatch, kept: KeptRun
 ) -> None:

@@ -562,6 +562,7 @@ def test_calibration_sets_the_tolerance_of_its_classes_and_steps() -> None:
     assert only(report(driver, exam, 0.07), ReplayJudged).tolerance == pytest.approx(0.06)
 
 
+@pytest.mark.nightly
 def test_classes_that_members_make_up_keep_nobody_from_calibrating() -> None:
     driver = verified(1, 2, percent=100, within=64)
     number = 0
