@@ -102,6 +102,7 @@ async def test_command_is_copied_with_and_without_permission(
         assert await field.input_value() == wanted
 
 
+@pytest.mark.nightly
 async def test_torch_and_own_data_are_in_the_commands(browser: "Browser", inviting: Served) -> None:
     data = {"kind": "files", "places": ["data"], "place_count": 1, "own": True, "loopback": False, "insecure": False}
     guide = (await inviting.http.get(f"{inviting.run_url}/join")).json()
@@ -115,6 +116,7 @@ async def test_torch_and_own_data_are_in_the_commands(browser: "Browser", inviti
         assert "--insecure" not in words
 
 
+@pytest.mark.nightly
 async def test_run_that_cannot_be_asked_says_so(browser: "Browser", inviting: Served) -> None:
     problem = {"type": "urn:epochal:problem:overloaded", "detail": "too many <b>requests</b>", "status": 503}
     async with opened(browser) as (page, _):

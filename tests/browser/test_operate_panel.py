@@ -64,6 +64,7 @@ async def test_run_is_paused_and_resumed_after_a_question(browser: "Browser", ru
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_run_is_ended_after_a_step_and_that_is_taken_back(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
@@ -80,6 +81,7 @@ async def test_run_is_ended_after_a_step_and_that_is_taken_back(browser: "Browse
         await page.get_by_text("must be a whole number, 1 or more").wait_for()
 
 
+@pytest.mark.nightly
 async def test_invitation_is_shown_once_with_the_command(browser: "Browser", tmp_path: Path) -> None:
     access = {"mode": "invitations", "invitations": ["ab" * 32]}
     async with shown_run(tmp_path, client_count=0, access=access) as run, opened(browser) as (page, _):

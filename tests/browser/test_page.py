@@ -210,6 +210,7 @@ async def test_whole_page_works_with_the_token_that_opens_it(browser: "Browser",
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_private_run_asks_for_a_token_that_stays_in_memory(browser: "Browser", tmp_path: Path) -> None:
     overrides = {**PATIENT, "access__dashboard": "members"}
     async with served_over_sockets(tmp_path, GENESIS, **overrides) as run, opened(browser) as (page, complaints):

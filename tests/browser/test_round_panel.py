@@ -51,6 +51,7 @@ def rounded(value: float, digits: int) -> str:
     return f"{float(Context(digits, ROUND_HALF_UP).create_decimal_from_float(value)):g}"
 
 
+@pytest.mark.nightly
 async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, complaints):
         await page.goto(f"{watched.url}#/round/{ROUNDS - 1}")

@@ -51,6 +51,7 @@ async def test_what_is_trained_stands_first(browser: "Browser", tmp_path: Path) 
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_configuration_is_shown_as_a_state_file_has_it(browser: "Browser", tmp_path: Path) -> None:
     access = {"mode": "invitations", "invitations": ["ab" * 32]}
     async with shown_run(tmp_path, client_count=0, access=access) as run, opened(browser) as (page, complaints):

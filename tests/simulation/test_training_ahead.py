@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -155,8 +156,13 @@ async def churn(run: SimulatedRun) -> None:
     await repeatedly(change, run.chance, (4, 40))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
-@pytest.mark.parametrize("feedback", [False, True])
+@pytest.mark.parametrize(
+    ("seed", "feedback"),
+    [
+        (0, True),
+        *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((0, False), *product((1, 2), (False, True)))),
+    ],
+)
 def test_replicas_agree_whoever_comes_and_goes(seed: int, *, feedback: bool) -> None:
     async def play() -> None:
         state = delayed(config__total_steps=24, config__epoch_time=200, merge__error_feedback=feedback)

@@ -107,6 +107,7 @@ async def test_store_that_goes_on_refusing_is_named_after_a_few_requests(
     assert len(door.signed(method)) == MAX_STORE_REFUSALS
 
 
+@pytest.mark.nightly
 @thinned("status", [500, 503], kept=1)
 @thinned("method", ["PUT", "GET"])
 async def test_store_that_fails_now_may_be_asked_later(

@@ -118,6 +118,7 @@ async def test_older_rows_come_merged_where_the_coordinator_merged_them(
         assert first.page.rounds.number[0] == 0
 
 
+@pytest.mark.nightly
 async def test_run_that_went_back_is_another_lineage(run: RestartedRun, tmp_path: Path) -> None:
     await run.play(2)
     await run.stop()

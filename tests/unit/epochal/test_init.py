@@ -54,6 +54,7 @@ def test_made_up_data_are_said_to_be_random_and_how_to_have_others(tmp_path: Pat
     assert "# random bytes: nothing can be learnt" in (tmp_path / "run" / "state.toml").read_text()
 
 
+@pytest.mark.nightly
 def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TEXT.txt").write_text("words to learn from\n" * 4000)

@@ -126,6 +126,7 @@ async def test_result_that_lies_in_the_database_moves_into_a_folder(url: str, sh
     assert await blob_bytes(open_store_reader(str(back)).blobs, digest) == data
 
 
+@pytest.mark.nightly
 async def test_run_that_is_served_is_not_moved(tmp_path: Path, url: str, shared: Path) -> None:
     async with served_over_sockets(tmp_path / "run") as running:
         await training(running)
@@ -156,6 +157,7 @@ async def test_folder_that_was_moved_is_not_moved_again(
     assert (await served_again(url, shared)).clock.phase is RunState.ROUND_TRAIN
 
 
+@pytest.mark.nightly
 async def test_move_that_was_killed_may_be_repeated_to_the_same_place(
     run_dir: Path, url: str, shared: Path, database_server: PostgresServer
 ) -> None:
@@ -260,6 +262,7 @@ async def test_backup_of_a_database_is_served_only_as_restored(
     assert (await served_again(restored, shared)).identity.lineage == run.identity.lineage
 
 
+@pytest.mark.nightly
 async def test_refused_start_leaves_the_note_of_the_blobs_folder(
     run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:

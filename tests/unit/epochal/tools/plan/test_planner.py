@@ -232,6 +232,7 @@ def test_smaller_codec_is_advised_once_it_is_measured(ratio: float, monkeypatch:
     assert found.faster > 1.2
 
 
+@pytest.mark.nightly
 def test_training_ahead_is_advised_where_much_of_a_round_is_not_training() -> None:
     state, groups = run_of(4, 8), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(Links(parse_link("1gbit")), parameter_count=20_000_000)
@@ -246,6 +247,7 @@ def test_training_ahead_is_advised_where_much_of_a_round_is_not_training() -> No
     assert not any("delay" in one.change for one in advised(ahead, groups, options, after).suggestions)
 
 
+@pytest.mark.nightly
 def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
     state, groups = run_of(2, 100, merge__local_steps=100), [parse_clients("2 x 1gbit/1gbit 1ms 10k tokens/s")]
     options = PlanOptions(parameter_count=1000)
