@@ -34,6 +34,7 @@ from tests.support.simulate.simulated_run import (
     small_state,
 )
 from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
+from tests.support.thinned import thinned
 
 TRAIN_S = 4.0
 SLOW_LINKS = Weather(delay_s=(0.3, 0.6))
@@ -156,13 +157,7 @@ async def churn(run: SimulatedRun) -> None:
     await repeatedly(change, run.chance, (4, 40))
 
 
-@pytest.mark.parametrize(
-    ("seed", "feedback"),
-    [
-        (0, True),
-        *(pytest.param(*one, marks=pytest.mark.nightly) for one in ((0, False), *product((1, 2), (False, True)))),
-    ],
-)
+@thinned(("seed", "feedback"), product((0, 1, 2), (True, False)), kept=1)
 def test_replicas_agree_whoever_comes_and_goes(seed: int, *, feedback: bool) -> None:
     async def play() -> None:
         state = delayed(config__total_steps=24, config__epoch_time=200, merge__error_feedback=feedback)
