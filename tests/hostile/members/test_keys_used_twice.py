@@ -46,18 +46,6 @@ async def test_killed_client_returns_with_its_key_after_seconds(tmp_path: Path) 
 
 
 @pytest.mark.nightly
-async def test_key_of_a_client_that_left_is_free_at_once(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 2, **LONG) as run:
-        left = run.clients[0]
-        await run.until(in_training(2))
-        left.process.send_signal(signal.SIGTERM)
-        assert await left.wait(BOUND_S) == 0
-        returned = await run.start_client("--key", str(tmp_path / "client-1.key"))
-        await joined(run, returned)
-        assert run.events(returned, "coordinator_refuses_for_now") == []
-
-
-@pytest.mark.nightly
 async def test_suspended_process_that_wakes_up_ends_with_words(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, config__client_timeout_s=9, **LONG) as run:
         key = str(tmp_path / "suspended.key")
