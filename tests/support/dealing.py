@@ -40,9 +40,17 @@ ON_ONE_WORKER = {
         "tests/contract/coordinator/api/test_api_checkpoint_parts",
         "tests/contract/coordinator/stores/test_object",
         "tests/contract/coordinator/stores/test_shared_blobs",
-        "tests/contract/coordinator/stores/test_move",
         "tests/contract/data_providers/test_object_store",
         "tests/contract/epochal/test_prepare.py",
+    ),
+    "database": (
+        "tests/contract/coordinator/stores/test_postgres",
+        "tests/contract/coordinator/stores/test_move",
+        "tests/contract/coordinator/stores/test_journals",
+        "tests/contract/coordinator/stores/test_recorded_blobs",
+        "tests/contract/coordinator/stores/test_replications",
+        "tests/contract/coordinator/stores/test_stores",
+        "tests/contract/coordinator/stores/test_database_urls",
     ),
 }
 """The beginnings of the names of files that share something, by its name."""
