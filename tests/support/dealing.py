@@ -33,7 +33,12 @@ ON_ONE_WORKER = {
         "tests/unit/epochal/test_next_commands",
         "tests/unit/epochal/test_public_names",
     ),
-    "browser": ("tests/browser/",),
+    "browser and matplotlib": (
+        "tests/browser/",
+        "tests/contract/epochal/test_report",
+        "tests/unit/epochal/view/test_palette",
+        "tests/unit/state/test_html_tables",
+    ),
     "bucket": (
         "tests/contract/coordinator/test_object_store",
         "tests/contract/coordinator/test_checkers",
