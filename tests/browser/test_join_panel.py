@@ -62,12 +62,14 @@ async def test_command_is_what_the_client_takes(browser: "Browser", inviting: Se
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_command_has_a_placeholder_until_the_code_is_known(browser: "Browser", inviting: Served) -> None:
     async with opened(browser) as (page, _):
         await shown(page, inviting)
         assert "CODE" in await command(page)
 
 
+@pytest.mark.nightly
 async def test_facts_are_those_of_the_api(browser: "Browser", tmp_path: Any) -> None:
     async with served_over_sockets(tmp_path, GENESIS) as run:
         await training(run, 2)
@@ -88,6 +90,7 @@ async def test_facts_are_those_of_the_api(browser: "Browser", tmp_path: Any) -> 
             assert await page.get_by_label("Invitation code").count() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_permitted", [True, False])
 async def test_command_is_copied_with_and_without_permission(
     browser: "Browser", inviting: Served, is_permitted: bool
@@ -120,6 +123,7 @@ async def test_commands_name_the_coordinators_own_certificate(browser: "Browser"
         assert hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.read_text())).digest().hex(":").upper() in facts
 
 
+@pytest.mark.nightly
 async def test_torch_and_own_data_are_in_the_commands(browser: "Browser", inviting: Served) -> None:
     data = {"kind": "files", "places": ["data"], "place_count": 1, "own": True, "loopback": False, "insecure": False}
     guide = (await inviting.http.get(f"{inviting.run_url}/join")).json()
@@ -133,6 +137,7 @@ async def test_torch_and_own_data_are_in_the_commands(browser: "Browser", inviti
         assert "--insecure" not in words
 
 
+@pytest.mark.nightly
 async def test_run_that_cannot_be_asked_says_so(browser: "Browser", inviting: Served) -> None:
     problem = {"type": "urn:epochal:problem:overloaded", "detail": "too many <b>requests</b>", "status": 503}
     async with opened(browser) as (page, _):

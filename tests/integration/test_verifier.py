@@ -94,6 +94,7 @@ async def test_verifier_that_was_away_goes_on_from_a_later_checkpoint(tmp_path: 
         await distances(run, verifier, 6)
 
 
+@pytest.mark.nightly
 async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -> None:
     ended = VERIFIED | {"config__total_steps": 3, "verify__within": 64}
     async with real_run(tmp_path, config__init_min_clients=1, **ended) as run:
@@ -105,6 +106,7 @@ async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -
         assert await verifier.wait(BOUND_S) == 0, verifier.log_tail()
 
 
+@pytest.mark.nightly
 async def test_verifier_with_other_data_ends_before_it_reports(tmp_path: Path) -> None:
     others = tmp_path / "others"
     others.mkdir()

@@ -93,6 +93,7 @@ def test_the_manifest_names_what_there_is(made: Path) -> None:
     assert max(2 * entry["tokens"] for entry in manifest_of(made / "train")["files"].values()) == 80_000
 
 
+@pytest.mark.nightly
 def test_files_that_are_not_read_come_with_the_option_that_reads_them(tmp_path: Path) -> None:
     for name in ("a.py", "b.py", "c.md5"):
         (tmp_path / name).write_text("print('hello')\n" * 20)
@@ -227,6 +228,7 @@ def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) ->
     assert len(ran.stdout.split()) == 2
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
     sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,6 +363,7 @@ def test_a_folder_of_something_else_is_refused(sources: Path, tmp_path: Path) ->
         prepare([sources], "bytes", tmp_path)
 
 
+@pytest.mark.nightly
 def test_too_little_text_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("few")
     with pytest.raises(InvalidInput, match="4 tokens to train on, and a sample has 2048"):

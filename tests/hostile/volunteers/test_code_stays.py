@@ -92,6 +92,7 @@ async def ran_client(run: RealRun, site: Path, *arguments: str) -> Any:
     return await run.command("client", run.url, *allowed, PYTHONPATH=module_path(site))
 
 
+@pytest.mark.nightly
 async def test_encoder_of_a_run_is_not_imported_before_it_is_allowed(tmp_path: Path, site: Path) -> None:
     async with prepared_run(tmp_path / "run", **records(tmp_path)) as run:
         await run.start_coordinator()

@@ -96,6 +96,7 @@ async def test_file_that_a_run_names_is_not_opened_unasked(tmp_path: Path, kind:
             assert "--data" in message
 
 
+@pytest.mark.nightly
 async def test_file_below_an_allowed_folder_is_trained_on(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "home" / "tokens")
     location = {"model__LLM__data_location": {"Local": str(tokens)}}
@@ -284,6 +285,7 @@ def test_hidden_link_that_the_index_of_a_model_names_is_not_followed(tmp_path: P
         list(local_source(tmp_path).tensors({"w": (1,)}))
 
 
+@pytest.mark.nightly
 async def test_client_writes_only_where_the_page_says(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("cache", "spool", "home", "here", "temp", "keys")}
     for folder in places.values():

@@ -495,6 +495,7 @@ def test_own_mix_is_said_to_lend_credentials_to_what_it_names(tmp_path: Path) ->
     assert dict(permissions_in_words(Permissions.of_volunteer(), str(tmp_path)))["credentials"] == "sent to nobody"
 
 
+@pytest.mark.nightly
 async def test_doctor_says_first_what_the_run_may_use() -> None:
     ran = await run_command("doctor", f"http://127.0.0.1:{free_port()}", "--credentials-for", "store.example", "--json")
     first = json.loads(ran.out)[0]

@@ -64,6 +64,7 @@ def most_beyond(passed: Sequence[tuple[float, int]], rate: float) -> float:
     return most
 
 
+@pytest.mark.nightly
 async def test_whole_client_keeps_to_its_limits_and_gives_way(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=3, config__init_min_clients=1) as run:
         direct = run.url
@@ -149,6 +150,7 @@ def test_gpu_is_read_by_the_commands_of_the_page_alone() -> None:
     assert all("--query" in command[1] for command in asked), "it only reads"
 
 
+@pytest.mark.nightly
 def test_service_writes_its_file_and_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

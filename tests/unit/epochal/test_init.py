@@ -54,6 +54,7 @@ def test_made_up_data_are_said_to_be_random_and_how_to_have_others(tmp_path: Pat
     assert "# random bytes: nothing can be learnt" in (tmp_path / "run" / "state.toml").read_text()
 
 
+@pytest.mark.nightly
 def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TEXT.txt").write_text("words to learn from\n" * 4000)
@@ -104,6 +105,7 @@ def test_file_fits_the_lines_of_the_clients(tmp_path: Path) -> None:
     assert slow.max_round_train_time > fast.max_round_train_time
 
 
+@pytest.mark.nightly
 def test_run_that_hardly_trains_is_announced_before_its_files_are_named(tmp_path: Path) -> None:
     slow = ("--clients", "2 x 8mbit/100kbit 300ms 1M tokens/s")
     ran = run_main("init", str(tmp_path / "run"), *slow)
@@ -139,6 +141,7 @@ def test_run_that_verifies_is_one_that_check_takes_without_notes(tmp_path: Path,
     assert "note:" not in checked.err
 
 
+@pytest.mark.nightly
 def test_run_that_verifies_is_refused_what_cannot_be_repeated(tmp_path: Path) -> None:
     verified = ("init", str(tmp_path / "run"), "--verify", "5")
     run_main(*verified, "--local-steps", "101").expect(2, "`local_steps = 100, or fewer` where there is a `[verify]`")
@@ -229,6 +232,7 @@ def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path
     checked.expect(0, "everybody may join this run", "epochal fingerprint URL FINGERPRINT")
 
 
+@pytest.mark.nightly
 @thinned("place", ["made", "made/train"], kept=1)
 def test_what_prepare_made_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)

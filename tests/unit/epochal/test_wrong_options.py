@@ -140,6 +140,7 @@ def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple
     assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml", "hub.toml"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -57,6 +57,7 @@ async def test_run_a_fast_rounds_requests_are_few() -> None:
     assert counts["results"] <= 3 * rounds
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_run_coordinator_away_for_minutes_is_met_again_by_all(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "epochal.coordinator_client.session")

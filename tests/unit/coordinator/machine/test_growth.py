@@ -12,6 +12,8 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.run import Run, new_run
@@ -242,6 +244,7 @@ def work_for(name: str, count: int) -> tuple[int, int]:
     return steps_of(work), peak_bytes_of(work)
 
 
+@pytest.mark.nightly
 @thinned("name", STIMULI)
 def test_work_for_a_stimulus_does_not_grow_with_the_members(name: str) -> None:
     (few_steps, few_bytes), (many_steps, many_bytes) = work_for(name, FEW), work_for(name, MANY)

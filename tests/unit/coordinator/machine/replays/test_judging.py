@@ -174,6 +174,7 @@ def test_exam_is_not_repeated_by_who_joins_again() -> None:
     assert driver.run.members.by_id[newcomer].trust.examined
 
 
+@pytest.mark.nightly
 def test_lot_draws_about_the_percent_and_others_with_another_seed() -> None:
     driver = verified(*range(1, 7), percent=40)
     play(driver)
@@ -401,6 +402,7 @@ def drifting(excess: float) -> Driver:
     return driver
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("excess", "is_flagged"), [(0.021, True), (0.019, False)])
 def test_member_that_is_long_farther_than_twice_the_usual_is_flagged(excess: float, is_flagged: bool) -> None:
     driver = drifting(excess)
@@ -562,6 +564,7 @@ def test_calibration_sets_the_tolerance_of_its_classes_and_steps() -> None:
     assert only(report(driver, exam, 0.07), ReplayJudged).tolerance == pytest.approx(0.06)
 
 
+@pytest.mark.nightly
 def test_classes_that_members_make_up_keep_nobody_from_calibrating() -> None:
     driver = verified(1, 2, percent=100, within=64)
     number = 0

@@ -159,6 +159,7 @@ def test_silent_member_leaves_the_roster_after_three_rounds() -> None:
     assert driver.run.progress.step == before + 2, "nobody waits for it"
 
 
+@pytest.mark.nightly
 def test_member_is_tried_again_after_its_rest_and_rests_longer_each_time() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=500, config__epoch_time=100_000)
     while len(rests := [item.rest_s for item in driver.instructions if isinstance(item, SentToRest)]) < 4:
