@@ -38,7 +38,7 @@ from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.receipts import Receipt, ReceiptRequest
-from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport, ScoreReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -392,6 +392,14 @@ class Handlers:
         self._check_verifier_rate(verifier)
         try:
             await self.submit(stimuli.ReplayReported(verifier, report))
+        finally:
+            self.replays.end(verifier, replay_key(report.step, report.client_id))
+
+    async def report_score(self, verifier: str, report: ScoreReport) -> None:
+        """Take a verifier's score, also after its lease has ended. Raise `Refused` as `report_replay` does."""
+        self._check_verifier_rate(verifier)
+        try:
+            await self.submit(stimuli.ScoreReported(verifier, report))
         finally:
             self.replays.end(verifier, replay_key(report.step, report.client_id))
 

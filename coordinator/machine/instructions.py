@@ -13,7 +13,7 @@ from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimul
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId
-from epochal.state.messages.replay_messages import ReplayReport
+from epochal.state.messages.replay_messages import ReplayReport, ScoreReport
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
@@ -185,6 +185,14 @@ class ReplayJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log a verifier's score of a result."""
+
+    verifier: str
+    report: ScoreReport
+
+
+@dataclass(frozen=True, slots=True)
 class Flagged:
     """Log that each result of a client is computed again from now on, and why."""
 
@@ -257,6 +265,6 @@ class Recorded:
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
-    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Flagged | Convicted | VerifierTested
+    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Scored | Flagged | Convicted | VerifierTested
 )
 # fmt: on

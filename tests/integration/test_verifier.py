@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from epochal.state.phase_names import RunState
@@ -57,6 +58,28 @@ async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path:
         assert set(found) == {run.client_id_of(client) for client in honest}
         assert {distance for client in found.values() for distance in client} == {0.0}
         assert len(run.events(run.coordinator, "client_convicted")) == 1
+        await run.stop_coordinator()
+        await run.prove()
+
+
+async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: Path) -> None:
+    """Clients keep what their optimizers have; the verifier only scores, on data that it draws."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "tokens.bin").write_bytes((np.arange(1 << 15) % 16).astype("<u2").tobytes())  # which can be learnt
+    scored = VERIFIED | {"merge__inner_state": "keep", "verify__by": "scores"}
+    scored["model__LLM__data_location"] = {"Local": str(data)}
+    async with real_run(tmp_path / "run", config__init_min_clients=3, **scored) as run:
+        verifier = await start_verifier(run, "verifier-1")
+        for _ in range(2):
+            await run.start_client()
+        liar = await run.start_client(trainer=LIAR)
+        rests = await run.until_logged(run.coordinator, "client_rests")
+        assert rests["client_id"] == run.client_id_of(liar)
+        assert "scored made the loss on held-out data larger" in rests["reason"]
+        assert "RAISES the held-out loss" in await run.line_of(verifier, run.client_id_of(liar))
+        assert not run.events(run.coordinator, "client_convicted")
+        assert {one["client_id"] for one in run.events(run.coordinator, "client_flagged")} == {rests["client_id"]}
         await run.stop_coordinator()
         await run.prove()
 

@@ -165,8 +165,12 @@ class LossComputation:
             raise _about(step, error) from error
         self._step = step
 
-    async def loss(self) -> Loss:
+    async def loss(self, first: int = 0, count: int | None = None) -> Loss:
         """Return the summed loss of the replica that was loaded, finite.
+
+        Args:
+            first: the first sample that is taken.
+            count: number of samples; None for all from `first` on.
 
         Raises:
             DataError: the data cannot be read, or are not samples for this run.
@@ -174,8 +178,8 @@ class LossComputation:
         """
         step = self._step
         running = _RunningLoss(self._learner)
-        samples = self.data.samples
-        plan = RoundPlan(step, (BatchId(0, samples - 1),), 1, (0.0,) * -(-samples // SAMPLES_AT_A_TIME))
+        samples = self.data.samples - first if count is None else count
+        plan = RoundPlan(step, (BatchId(first, first + samples - 1),), 1, (0.0,) * -(-samples // SAMPLES_AT_A_TIME))
         try:
             async with asyncio.TaskGroup() as group:
                 batches: AssignedBatches = self._fetcher.fetch_data(plan.assignment, group)

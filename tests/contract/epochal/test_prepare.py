@@ -128,7 +128,7 @@ def test_training_and_held_out_data_are_not_read_as_one(made: Path) -> None:
     ran.expect(2, "what was held out", f"allowed: {made / 'data.toml'}, or {made / 'train'}")
 
 
-def test_inspect_of_the_training_split_shows_the_fingerprint_that_its_run_records(made: Path) -> None:
+def test_inspect_of_a_training_split_shows_its_runs_fingerprint(made: Path) -> None:
     recorded = parse_state((made / "state.toml").read_text(), "state.toml").config.data_fingerprint
     report = json.loads(run_main("data", "inspect", str(made / "train"), "--json").out)
     assert (report["fingerprint"], report["read_as"]) == (recorded, "2-byte tokens, 16 a sample, shuffled")

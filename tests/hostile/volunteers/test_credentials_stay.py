@@ -256,7 +256,7 @@ async def test_private_repository_in_the_cache_is_not_read_unasked(
 
 
 @pytest.mark.parametrize("is_offline", [False, True])
-async def test_private_repository_in_the_cache_is_read_offline_or_where_the_hub_is_named(
+async def test_private_repository_is_read_offline_or_where_the_hub_is_named(
     is_offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_module("huggingface_hub")

@@ -44,10 +44,10 @@ HONEST, LIE = 0.01, 1.2
 T = TypeVar("T")
 
 
-def verified(*numbers: int, percent: int = 5, within: int = 8, **overrides: Any) -> Driver:
+def verified(*numbers: int, percent: int = 5, within: int = 8, verify_by: str = "replays", **overrides: Any) -> Driver:
     """Return a driver in the first round of a run whose results are verified, long enough for every test."""
     long = {"config__total_steps": 500, "config__epoch_time": 1e6} | overrides
-    return in_round(*numbers, verify={"percent": percent, "within": within}, **long)
+    return in_round(*numbers, verify={"by": verify_by, "percent": percent, "within": within}, **long)
 
 
 def play(driver: Driver, count: int = 1) -> None:
