@@ -311,7 +311,7 @@ class Verification(WireDocument):
     def due(self, verifier: str, step: int, within: int) -> Iterator[OpenReplay]:
         """Yield what a verifier is to compute again, the most urgent first.
 
-        First what tests it, then disputed results, then others, the oldest first. A disputed one that it has reported
+        Where it is doubted, what tests it and nothing else; else disputed results, then others, the oldest first. A disputed one that it has reported
         itself is for others, where one was heard in the last rounds that has not.
 
         Args:
@@ -323,8 +323,10 @@ class Verification(WireDocument):
         if known is not None and known.is_refused:
             return
         test = self.test_of(verifier)
-        if known is not None and test is not None and step not in known.failed_tests:
-            yield test
+        if known is not None and test is not None:
+            if step not in known.failed_tests:
+                yield test
+            return
         wanted = [one for one in self.open.values() if one.wants(verifier)]
         for one in wanted:
             if one.reports and (one.is_new_to(verifier) or not self.is_for_others(one, verifier, step, within)):

@@ -193,6 +193,8 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     test = verification.test_of(name)
     if test is not None and key == test.key and report.result_sha256 == test.result_sha256:
         return _tested(run, event, test)
+    if test is not None:
+        raise Refused(Refusal.NOT_FOUND, f"verifier {name} is doubted: first it is to compute {test.key} again")
     task = open_replay(run, report.step, report.client_id)
     if report.result_sha256 != task.result_sha256:
         raise Refused(Refusal.NOT_FOUND, f"the result of client {report.client_id} is {task.result_sha256}")

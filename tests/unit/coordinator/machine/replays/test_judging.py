@@ -608,6 +608,20 @@ def doubted() -> tuple[Driver, OpenReplay]:
     return driver, one
 
 
+def test_doubted_verifier_reports_nothing_before_its_test() -> None:
+    """One that ignores it would go on to report what it likes."""
+    driver, test = doubted()
+    others = [one for one in open_of(driver) if one.key != test.key and one.is_new_to("bad")]
+    assert others
+    assert due_keys(driver, "bad") == [test.key]
+    for one in others:
+        with refused("not-found"):
+            report(driver, one, HONEST, "bad")
+    report(driver, test, HONEST, "bad")
+    assert others[0].key in due_keys(driver, "bad")
+    report(driver, others[0], HONEST, "bad")
+
+
 def test_verifier_that_fails_its_test_in_three_rounds_loses_its_role() -> None:
     driver, test = doubted()
     for is_last in (False, False, True):
