@@ -36,7 +36,7 @@ from epochal.state.messages.requests import (
 )
 from epochal.state.messages.round_times import TimesReport
 from epochal.state.refusals import Refusal, Retry
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import ClientId, Sha256, sha256_hex
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
     from epochal.runtime.files.spool_part import SentBytes
@@ -164,6 +164,13 @@ class CoordinatorSession(ForwardedRequests):
             CoordinatorUnreachable: there was no answer within the retry policy.
         """
         await self._join_after(0)
+
+    async def check_admission(self) -> None:
+        """Raise `Refused` (`access-denied`, `ejected`) if the run would not admit this client: before it prepares."""
+        invitation = self._profile.invitation
+        offered = None if invitation is None else sha256_hex(invitation.encode())
+        asked = ChallengeRequest(self._profile.key.public_key, joins=True, invitation_sha256=offered)
+        await self._carry(self._api.challenge, asked)
 
     async def renew(self) -> None:
         """Exchange the session token and the data ticket for fresh ones."""

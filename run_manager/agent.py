@@ -123,6 +123,7 @@ class Agent:
         return ClientEnd(self._reason, step, digest)
 
     async def _take_part(self, manager: RunManager) -> None:
+        await self._session.check_admission()
         await self._check_trainer()
         await self._session.join()
         async with asyncio.TaskGroup() as group:

@@ -9,7 +9,7 @@ from epochal.coordinator.machine.stimuli import ClientsFellSilent
 from epochal.coordinator_client.session import Joined
 from epochal.run_manager.agent import ClientEnd, EndReason
 from epochal.run_manager.events import ReplicaHeld, RoundTrained, StepEntered
-from epochal.state.errors import CoordinatorUnreachable
+from epochal.state.errors import CoordinatorUnreachable, Refused
 from tests.support.data.states import state_file
 from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, key_of
 from tests.support.simulate.simulated_run import BOUND_S, SimulatedRun, simulated_run
@@ -78,6 +78,15 @@ async def test_run_coordinator_away_beyond_the_bound_ends_the_client() -> None:
         with pytest.raises(CoordinatorUnreachable):
             await run.client(1, ClientSpec(reconnect_bound_s=60)).agent.run()
         assert 60 <= asyncio.get_running_loop().time() < 70
+
+
+@in_virtual_time
+async def test_client_that_is_not_admitted_asks_for_nothing_else() -> None:
+    async with simulated_run(state_file(access__mode="invitations"), seed=0) as run:
+        client = run.client(1)
+        with pytest.raises(Refused, match="needs an invitation"):
+            await client.agent.run()
+        assert set(client.link.requests) == {"challenge"}
 
 
 @in_virtual_time
