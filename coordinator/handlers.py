@@ -53,6 +53,7 @@ _REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
     messages.CheckpointReport: stimuli.CheckpointReported,
     messages.FailureReport: stimuli.StepFailed,
     messages.TimesReport: stimuli.TimesReported,
+    messages.LeavingReport: stimuli.LeaveAnnounced,
 }
 
 

@@ -28,6 +28,7 @@ from epochal.state.messages.requests import (
     Capabilities,
     ChallengeRequest,
     JoinRequest,
+    LeavingReport,
     Report,
     ResultCommitment,
     Session,
@@ -256,6 +257,16 @@ class CoordinatorSession(ForwardedRequests):
                 await self._api.report(report)
         except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
             log.debug("times_not_heard", extra={"reason": str(error)})
+
+    async def announce_leave(self) -> None:
+        """Report that this member leaves after the round: one bounded attempt, because it withdraws then anyway."""
+        if self._session is None or self._lost:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._api.report(LeavingReport())
+        except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
+            log.debug("leave_not_heard", extra={"reason": str(error)})
 
     async def withdraw(self) -> None:
         """Leave the run: one bounded attempt, because the coordinator drops a silent member anyway."""

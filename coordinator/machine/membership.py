@@ -160,6 +160,15 @@ def withdraw(run: Run, client_id: ClientId) -> Handled:
     return leave(run, (client_id,), "withdrew")
 
 
+def announce_leave(run: Run, client_id: ClientId) -> Handled:
+    """Let no round after the one under way count on a member. Raise `Refused` (`unauthorized`) to one that is none."""
+    member = run.members.by_id.get(client_id)
+    if member is None:
+        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
+    leaving = replace(member, readiness=replace(member.readiness, is_leaving=True))
+    return gathered(run.with_parts(run.members.with_member(leaving, run.clock.now_s))), ()
+
+
 def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:
     """Return the run without these members; the round under way no longer waits for them."""
     gone = [client_id for client_id in client_ids if client_id in run.members]

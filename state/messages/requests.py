@@ -208,7 +208,14 @@ class FailureReport(WireDocument):
     batch_id: BatchId | None = None
 
 
-Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport | TimesReport
+@dataclass(frozen=True, slots=True)
+class LeavingReport(WireDocument):
+    """This client leaves after the round under way: no other round is to count on it."""
+
+
+Report: TypeAlias = (
+    ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport | TimesReport | LeavingReport
+)
 """A report of a member on its replica or its part of a round."""
 
 REPORT_PATHS: Mapping[type[Report], str] = {
@@ -218,6 +225,7 @@ REPORT_PATHS: Mapping[type[Report], str] = {
     CheckpointReport: "checkpoints",
     FailureReport: "failures",
     TimesReport: "times",
+    LeavingReport: "leaving",
 }
 """Path to which each report is posted, below the run's URL."""
 

@@ -125,6 +125,17 @@ async def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> Non
 
 
 @in_virtual_time
+async def test_no_round_counts_on_a_client_that_is_leaving() -> None:
+    async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
+        leaving, _ = await _leaving_in_round_4(run)
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 5)
+        current = run.coordinator.run.round
+        assert current is not None
+        assert leaving.client_id not in current.tasks.plan.positions
+        await run.ends([leaving], BOUND_S)
+
+
+@in_virtual_time
 async def test_finish_and_withdraw_leaves_a_run_that_goes_on() -> None:
     async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
         leaving, staying = await _leaving_in_round_4(run)
