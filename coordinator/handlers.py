@@ -23,7 +23,8 @@ from epochal.coordinator.insight.contributions import receipt_of
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
-from epochal.coordinator.machine.membership import check_join
+from epochal.coordinator.machine.membership import check_admitted, check_join
+from epochal.coordinator.machine.parts.admissions import Applicant
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.verification import replay_key
 from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
@@ -52,6 +53,7 @@ _REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
     messages.CheckpointReport: stimuli.CheckpointReported,
     messages.FailureReport: stimuli.StepFailed,
     messages.TimesReport: stimuli.TimesReported,
+    messages.LeavingReport: stimuli.LeaveAnnounced,
 }
 
 
@@ -199,7 +201,12 @@ class Handlers:
     # Membership
 
     def challenge(self, request: messages.ChallengeRequest) -> messages.Challenge:
-        """Return a nonce to sign, and the coordinator's key."""
+        """Return a nonce to sign, and the coordinator's key. Raise `Refused` to one that joins and is not admitted."""
+        if request.joins:
+            self._check_loaded()
+            run, client_id = self.service.run, client_id_of(bytes.fromhex(request.public_key))
+            applicant = Applicant(client_id, request.public_key, request.invitation_sha256)
+            check_admitted(run.members, run.state_file.access, applicant, run.clock.now_s)
         nonce = self.nonces.make(request.public_key, self.service.now_s())
         return messages.Challenge(nonce, NONCE_LIFETIME_S, self.nonces.coordinator_key)
 

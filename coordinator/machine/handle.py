@@ -106,6 +106,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return membership.join(run, stimulus)
         case stimuli.ClientWithdrew():
             return membership.withdraw(run, stimulus.client_id)
+        case stimuli.LeaveAnnounced():
+            return membership.announce_leave(run, stimulus.client_id)
         case stimuli.ClientsFellSilent():
             has_ended = run.clock.phase is RunState.FINISHED  # clients end then, without a word
             return membership.leave(run, stimulus.client_ids, "left the finished run" if has_ended else "fell silent")

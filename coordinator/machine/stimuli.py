@@ -28,6 +28,7 @@ from epochal.state.messages.requests import (
     Capabilities,
     CheckpointReport,
     FailureReport,
+    LeavingReport,
     ReadyReport,
     ResultCommitment,
     TimesReport,
@@ -97,6 +98,15 @@ class ClientWithdrew:
 
     client_id: ClientId
     type: Literal["client_withdrew"] = "client_withdrew"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAnnounced:
+    """A client reported that it leaves after the round under way."""
+
+    client_id: ClientId
+    report: LeavingReport
+    type: Literal["leave_announced"] = "leave_announced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +454,7 @@ Stimulus: TypeAlias = (
     | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
-    | CalibrationReported | ClientAbsolved | ResultsCompared | ScoreReported
+    | CalibrationReported | ClientAbsolved | ResultsCompared | ScoreReported | LeaveAnnounced
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet

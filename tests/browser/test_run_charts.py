@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.state.shown.smoothing import smoothed
-from tests.support.browser.browser import opened
+from tests.support.browser.browser import SIZES, opened
 from tests.support.drive.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
@@ -286,6 +286,14 @@ async def test_gradient_norm_has_a_chart_where_it_is_reported(
             assert await chart_of(page, "Gradient norm").count() == 0
             assert await figure.is_hidden()
         assert complaints.unexpected == []
+
+
+async def test_links_to_the_parts_are_one_row_on_a_telephone(browser: "Browser", run: ShownRun) -> None:
+    async with opened(browser, "phone") as (page, _):
+        await drawn(page, run)
+        boxes = [box for link in await page.locator("nav a").all() if (box := await link.bounding_box()) is not None]
+        assert (len(boxes), len({box["y"] for box in boxes})) == (5, 1)
+        assert max(box["x"] + box["width"] for box in boxes) <= SIZES["phone"][0]
 
 
 @pytest.mark.nightly

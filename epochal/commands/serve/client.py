@@ -82,7 +82,7 @@ from epochal.state.client_names import MAX_CLIENT_NAME_CHARS, checked_client_nam
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import MAX_SHARE
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.requests import Capabilities
+from epochal.state.messages.requests import MAX_INVITATION_CHARS, Capabilities
 from epochal.trainers.architectures import NUMPY
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
@@ -216,6 +216,7 @@ def client(
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."""
     start_logging(log_format, verbose=verbose)
+    _check_invitation(invitation)
     if trainer != AUTO:
         check_trainer_name(trainer)
     verify = trusted(tls_ca)
@@ -276,6 +277,14 @@ def _dependencies(
 def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
     software = software_version(__version__)
     return ClientProfile(key, capabilities, invitation, name=_checked_name(name), software=software)
+
+
+def _check_invitation(code: str | None) -> None:
+    """Raise `InvalidInput` unless a text can be an invitation's code."""
+    if code is not None and not (0 < len(code) <= MAX_INVITATION_CHARS and code.isprintable() and code == code.strip()):
+        raise InvalidInput(
+            f"--invitation is no code; allowed: 1 to {MAX_INVITATION_CHARS} characters, as `epochal invite` prints it"
+        )
 
 
 def _checked_name(name: str | None) -> str | None:

@@ -102,6 +102,8 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
             "the coordinator printed at its first start",
         ),
         (("evaluate", ".", "--data", "nosuch.bin"), "--data nosuch.bin: there is no such file or folder (/"),
+        ((*CLIENT, "--invitation", "", "--device", "gpu"), "--invitation is no code; allowed: 1 to 256 characters"),
+        ((*CLIENT, "--invitation", "x" * 257), "--invitation is no code"),
         (("export", ".", "--out", "m"), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (
             ("export", ".", "--out", "m", "--follow", "--step", "1"),

@@ -249,7 +249,7 @@ export default class RunPanel {
     const rows = all.slice(0, MAX_TOOK_PART).map(({ id, name: called, tokens, applied, joined_s: joined }) => [
       h("a", { href: `#/member/${id}` }, h("bdi", {}, called ? visible(called) : id.slice(0, 12))), whole(tokens), percent(tokens / total), whole(applied), moment(joined)]);
     fill(this.ended, h("h2", { id: this.ended.headingId }, "What came of it"), h("p", {}, said),
-      h("p", {}, "The trained model, as a folder for Hugging Face's libraries:"),
+      h("p", {}, "The trained model, as a folder for Hugging Face's libraries; the command takes the admin token from EPOCHAL_ADMIN_TOKEN:"),
       copyable("Command that exports the model", `epochal export ${address} --out model`).element,
       all.length ? scrollingTable("Who took part", `${counted(all.length, "member")} took part, by tokens`, ["member", "tokens", "share", "results applied", "joined"], rows) : null);
   }
