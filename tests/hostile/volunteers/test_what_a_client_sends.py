@@ -106,4 +106,4 @@ async def test_client_moves_each_blob_once(tmp_path: Path) -> None:
     assert moved
     assert set(moved.values()) == {1}
     sent = [path for method, path in moved if method != "GET"]
-    assert len(sent) <= STATE["config__total_steps"] + 1, "a result a round, and a checkpoint"
+    assert len(sent) <= state_file(**STATE).config.total_steps + 1, "a result a round, and a checkpoint"
