@@ -50,6 +50,7 @@ class EndedRound:
         epoch: in which it ended.
         ended_s: when it ended, on the coordinator's clock.
         witness_s: seconds of RoundWitness.
+        away_s: how long the coordinator was absent since the round before ended, but for its absence in a pause.
         members, ready: number of members, and of those that were ready.
         carried_batches, quarantined_batches: number of batches that wait for another attempt, and that left the run.
         learning_rate: of its first local step.
@@ -62,6 +63,7 @@ class EndedRound:
     epoch: int
     ended_s: float
     witness_s: float
+    away_s: float
     members: int
     ready: int
     carried_batches: int

@@ -14,7 +14,7 @@ from epochal.coordinator.serve import ServeOptions, serving
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.permissions import Permissions
 from epochal.state.errors import EpochalError
-from epochal.state.messages.requests import REPORT_PATHS, ChallengeRequest, FailureReport, JoinRequest, LeavingReport
+from epochal.state.messages.requests import REPORT_PATHS, ChallengeRequest, FailureReport, JoinRequest
 from epochal.state.messages.round_times import TimesReport
 from epochal.trainers.first_parameters import model_layout
 from tests.hostile.volunteers.test_malicious_coordinator import POLICY, STATE, _first_model
@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "volunteer-safety.md"
 HONEST = Lie("StateFile", ("run_id",), "test-run")
 BLOB = re.compile(r"^/v1/blobs/[0-9a-f]{64}$")
 LEARNT = {
-    "key": "public_key nonce signature host instance invitation invitation_sha256 joins",
+    "key": "public_key nonce signature host instance invitation",
     "name that you choose": "name",
     "trainer, codecs": "trainer codecs batches_per_round",
     "version": "software protocol",
@@ -86,8 +86,8 @@ def test_messages_of_a_client_say_what_the_page_says() -> None:
 
 
 def test_client_that_leaves_says_that_alone() -> None:
-    """Its withdrawal has no body (the next test); reports before it announce it, and have times of its last round."""
-    assert [field.name for kind in (LeavingReport, TimesReport) for field in fields(kind)] == ["times"]
+    """Its withdrawal has no body (the next test), and the report before it has the times of its last round."""
+    assert [field.name for field in fields(TimesReport)] == ["times"]
 
 
 async def test_client_that_is_not_allowed_says_no_reason(tmp_path: Path) -> None:
@@ -106,4 +106,4 @@ async def test_client_moves_each_blob_once(tmp_path: Path) -> None:
     assert moved
     assert set(moved.values()) == {1}
     sent = [path for method, path in moved if method != "GET"]
-    assert len(sent) <= int(str(STATE["config__total_steps"])) + 1, "a result a round, and a checkpoint"
+    assert len(sent) <= state_file(**STATE).config.total_steps + 1, "a result a round, and a checkpoint"

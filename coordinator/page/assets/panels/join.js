@@ -55,7 +55,7 @@ function gpuWords({ trainer, packaged, room }) {
   if (packaged) return "As its package asks for.";
   if (trainer !== "torch") return "None: it computes on the processor.";
   const memory = room === null ? "" : ` with more than ${bytes(room.trainer_bytes)} of memory free: activations come on top`;
-  return `One that PyTorch uses (CUDA or MPS)${memory}. Without one a client computes on the processor, which only a tiny model suits.`;
+  return `One that PyTorch uses (CUDA or MPS)${memory}. Without one a client computes on the processor.`;
 }
 
 function roomWords(guide) {

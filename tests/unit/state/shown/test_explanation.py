@@ -151,6 +151,9 @@ def test_pauses_and_the_coordinators_absence_are_no_part_of_the_time(pauses: lis
     calm = explained([detail_of(0, ended), detail_of(1, ended)], {})
     away = explained([detail_of(0, ended), detail_of(1, ended, started_s=200.0)], {})
     assert away == calm
+    gone = [detail_of(0, ended), detail_of(1, ended, started_s=195.0, epoch=1, away_s=85.0)]
+    between = [detail_of(0, ended), detail_of(1, ended, started_s=110.0, epoch=1)]
+    assert explained(gone, {}) == explained(between, {})
     paused = explained([detail_of(0, ended), detail_of(1, ended, started_s=190.0, epoch=1)], {}, pauses)
     assert paused.wall_s == pytest.approx(calm.wall_s, abs=1e-6)
     assert paused.sentence == calm.sentence

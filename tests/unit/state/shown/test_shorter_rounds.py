@@ -63,7 +63,7 @@ class Played:
         attest_s: from the last result to the last attestation.
         is_applied: whether the round had an outcome.
         between_s, pause_s, outage_s: time between this round's epoch and the one before, of an operator's pause in it,
-            and of the coordinator's absence while this round went on.
+            and of the coordinator's absence before this round's end.
     """
 
     clients: tuple[Worked, ...]
@@ -188,8 +188,13 @@ def details_of(history: History) -> tuple[list[RoundDetail], list[Pause]]:
         if played.between_s:
             pauses += [(now_s + played.between_s / 2, now_s + played.between_s / 2 + played.pause_s)]
             epoch += 1
-        now_s += played.between_s + played.pause_s + (0.0 if played.between_s else played.outage_s)
-        times = {"train_s": took_s(history.model, played), "witness_s": played.attest_s, "started_s": now_s}
+        now_s += played.between_s + played.pause_s + played.outage_s
+        times = {
+            "train_s": took_s(history.model, played),
+            "witness_s": played.attest_s,
+            "started_s": now_s,
+            "away_s": played.outage_s,
+        }
         details.append(
             detail_of(number, *clients, **times, epoch=epoch, applied_rounds=int(played.is_applied), reason="timer")
         )
