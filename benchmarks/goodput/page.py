@@ -1,8 +1,8 @@
 """`python -m benchmarks goodput`: how much of the members' time is training, behind links as people have them.
 
 Its rows are chosen by name: `goodput-reference`, `goodput-speeds`, `goodput-exchange`, `goodput-rounds`, `goodput-gap`,
-`goodput-churn` and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows and keeps them
-in `before.json`, with commit and machine: the figures that the page shows as those of before.
+`goodput-churn` and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows
+and keeps them in `before.json`, with commit and machine: the figures that the page shows as those of before.
 """
 
 import argparse

@@ -14,7 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.state_file import MergeConfig
+from epochal.state.model.tensors import TensorLayout
 
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
@@ -23,6 +25,9 @@ MOST_OF_CODEC = 1.01
 """Multiple of the loss with float32 up to which a codec is a choice of a new run."""
 OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer_momentum")
 """The fields that are chosen together with a codec."""
+
+RATED = TensorLayout((("w", (1 << 20,)),))
+"""Values of which the sizes of codecs are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +123,19 @@ def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
         if worst.ratio <= MOST_OF_CODEC and (before is None or worst.ratio < before.ratio):
             found[worst.merge.codec] = worst
     return found
+
+
+def rated_bytes(merge: MergeConfig) -> int:
+    """Return the size of the values of `RATED` as results of this table have them."""
+    return codec_named(merge.codec_name).encoded(RATED).size_bytes
+
+
+def smaller_choices(codec: str, rows: Sequence[Measured] = MEASURED) -> list[MergeConfig]:
+    """Return those of `codec_choices` with smaller results than a codec of them, the largest first."""
+    choices = codec_choices(rows)
+    most = rated_bytes(choices[codec].merge)
+    smaller = [choice.merge for choice in choices.values() if rated_bytes(choice.merge) < most]
+    return sorted(smaller, key=rated_bytes, reverse=True)
 
 
 def settings_of(merge: MergeConfig) -> dict[str, Any]:
