@@ -8,7 +8,7 @@ without it. A choice of which there is no row has no price here: it is said to b
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -110,19 +110,29 @@ def best_of_codec(codec: str, local_steps: int) -> Measured | None:
 def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
     """Return the codecs that lose at most `MOST_OF_CODEC` of float32's loss in each of the rounds measured, by name.
 
-    Each has the settings with which it lost least.
+    Each has the settings with which it lost least in rounds of the same length, and the round in which it lost most.
     """
-    settings: dict[tuple[Any, ...], list[Measured]] = {}
+    settings: dict[tuple[Any, ...], dict[int, Measured]] = {}
     for row in rows:
         if row.choice == "codec":
-            settings.setdefault(_of_codec(row.merge), []).append(row)
-    found: dict[str, Measured] = {}
+            settings.setdefault(_of_codec(row.merge), {})[row.merge.local_steps] = row
+    found: dict[str, dict[int, Measured]] = {}
     for measured in settings.values():
-        worst = max(measured, key=lambda row: row.ratio)
-        before = found.get(worst.merge.codec)
-        if worst.ratio <= MOST_OF_CODEC and (before is None or worst.ratio < before.ratio):
-            found[worst.merge.codec] = worst
-    return found
+        codec = _worst(measured).merge.codec
+        if _worst(measured).ratio <= MOST_OF_CODEC and (codec not in found or _loses_less(measured, found[codec])):
+            found[codec] = measured
+    return {codec: _worst(measured) for codec, measured in found.items()}
+
+
+def _worst(measured: Mapping[int, Measured]) -> Measured:
+    return max(measured.values(), key=lambda row: row.ratio)
+
+
+def _loses_less(one: Mapping[int, Measured], other: Mapping[int, Measured]) -> bool:
+    """Whether settings lose less than others: in the rounds in which both were measured, else in the worst of each."""
+    if both := one.keys() & other.keys():
+        return fmean(one[steps].ratio for steps in both) < fmean(other[steps].ratio for steps in both)
+    return _worst(one).ratio < _worst(other).ratio
 
 
 def rated_bytes(merge: MergeConfig) -> int:

@@ -17,6 +17,7 @@ from epochal.tools.quality import (
     loss_factor,
     loss_of_local_steps,
     shown_loss,
+    smaller_choices,
     source,
 )
 
@@ -66,6 +67,19 @@ def test_codec_is_a_choice_while_it_loses_little_in_every_round() -> None:
         chosen_codec("int2", rows)
     with pytest.raises(InvalidInput, match="--codec 'int4', its loss is not measured; allowed: float32"):
         chosen_codec("int4", rows)
+
+
+def test_settings_are_compared_in_rounds_of_the_same_length() -> None:
+    fields, feedback = {"codec": "int4"}, {"codec": "int4", "error_feedback": True}
+    rows = [measured(fields, 8, 1.005), measured(fields, 30, 0.999), measured(feedback, 30, 1.001)]
+    assert chosen_codec("int4", rows) == fields
+    assert chosen_codec("int4", [*rows[:1], measured(feedback, 30, 1.001)]) == feedback
+    assert chosen_codec("int4", [*rows, measured(feedback, 8, 0.999)]) == feedback
+
+
+def test_new_run_has_the_usual_codec_with_its_usual_settings() -> None:
+    assert chosen_codec("int4") == {"codec": "int4"}
+    assert [merge.codec for merge in smaller_choices("int4")] == ["int2"]
 
 
 def test_sparse_is_a_choice_below_the_limit_alone() -> None:
