@@ -25,6 +25,8 @@ MOST_OF_CODEC = 1.01
 """Multiple of the loss with float32 up to which a codec is a choice of a new run."""
 OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer_momentum")
 """The fields that are chosen together with a codec."""
+OF_DELAY = ("delay", "outer_lr", "outer_momentum")
+"""The fields that are chosen together with a delay."""
 
 RATED = TensorLayout((("w", (1 << 20,)),))
 """Values of which the sizes of codecs are compared."""
@@ -107,6 +109,12 @@ def best_of_codec(codec: str, local_steps: int) -> Measured | None:
     return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
 
 
+def best_of_delay(local_steps: int) -> Measured | None:
+    """Return the settings with which training ahead lost least, in rounds that are nearest to so many local steps."""
+    rows = [row for row in MEASURED if row.choice == "delay"]
+    return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+
+
 def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
     """Return the codecs that lose at most `MOST_OF_CODEC` of float32's loss in each of the rounds measured, by name.
 
@@ -160,11 +168,12 @@ def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:
     pairs: list[tuple[float | None, float | None]] = []
     if after.local_steps != before.local_steps:
         pairs.append((loss_of_local_steps(before.local_steps), loss_of_local_steps(after.local_steps)))
-    if _of_codec(after) != _of_codec(before):
-        pairs.append((_codec_loss(before), _codec_loss(after)))
+    codecs = _without_delay(before), _without_delay(after)
+    if _of_codec(codecs[0]) != _of_codec(codecs[1]):
+        pairs.append((_codec_loss(codecs[0]), _codec_loss(codecs[1])))
     if after.update != before.update:
         pairs.append((_update_loss(before), _update_loss(after)))
-    if after.delay != before.delay:
+    if _of_delay(after) != _of_delay(before):
         pairs.append((_delay_loss(before), _delay_loss(after)))
     factor = 1.0
     for lost, loses in pairs:
@@ -224,8 +233,18 @@ def _update_loss(merge: MergeConfig) -> float | None:
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else exact
 
 
+def _of_delay(merge: MergeConfig) -> tuple[Any, ...]:
+    return tuple(getattr(merge, name) for name in OF_DELAY) if merge.delay else ()
+
+
+def _without_delay(merge: MergeConfig) -> MergeConfig:
+    """Return the table beside which that of a run with delay was measured: its outer step is part of that choice."""
+    default = MergeConfig()
+    return merge.model_copy(update={name: getattr(default, name) for name in OF_DELAY}) if merge.delay else merge
+
+
 def _delay_loss(merge: MergeConfig) -> float | None:
     if not merge.delay:
         return 1.0
-    rows = [row for row in MEASURED if row.choice == "delay"]
+    rows = [row for row in MEASURED if row.choice == "delay" and _of_delay(row.merge) == _of_delay(merge)]
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None

@@ -14,7 +14,16 @@ from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
-from epochal.tools.quality import LOCAL_STEPS, OF_CODEC, best_of_codec, loss_factor, measured_codecs, rated_bytes
+from epochal.tools.quality import (
+    LOCAL_STEPS,
+    OF_CODEC,
+    OF_DELAY,
+    best_of_codec,
+    best_of_delay,
+    loss_factor,
+    measured_codecs,
+    rated_bytes,
+)
 
 PLAYED_FOR_ADVICE = 64
 """Number of clients that are simulated for a change; of more, each represents several."""
@@ -67,7 +76,9 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
     for update in LESS_UPDATES[state.merge.update]:
         yield _of_merge(state, options, {"update": update})
     if not state.merge.delay and found.training_part < ENOUGH_TRAINING:
-        yield _of_merge(state, options, {"delay": 1})
+        best = best_of_delay(state.merge.local_steps)
+        fields = {} if best is None else {name: getattr(best.merge, name) for name in OF_DELAY}
+        yield _of_merge(state, options, {"delay": 1, **fields})
     if found.kind != "nothing":
         yield from _of_rounds(state, options, found)
     yield from _links(state, options, found)
