@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
 from epochal.tools.init.files import files_of
+from epochal.tools.init.proposal import MOST_LOSS
 from epochal.tools.init.run_text import NewRun, checkpoint_every
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
@@ -81,6 +83,41 @@ def test_settings_of_a_codec_are_written_with_it() -> None:
     run = NewRun("run", chosen_model("ngram", 256, 64), chosen_data("dummy", 2, "host:1"), 64, fields, "open")
     merge = files_of(run, [parse_clients(CLIENTS)], PlanOptions(), 2).proposal.state.merge
     assert {name: getattr(merge, name) for name in fields} == fields
+
+
+SLOW = "4 x 8mbit/2mbit 40ms 100k tokens/s"
+TWO_BITS = {"codec": "int2", "error_feedback": True}
+SPARSE = {"codec": "sparse", "error_feedback": True, "mean": "senders", "outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("clients", "smaller", "codec"),
+    [
+        pytest.param(SLOW, [TWO_BITS], "int2", id="long-uploads"),
+        pytest.param("4 x 1gbit/1gbit 1ms 100k tokens/s", [TWO_BITS], "int4", id="short-uploads"),
+        pytest.param(SLOW, [SPARSE], "int4", id="loses-much"),
+        pytest.param(SLOW, [{"codec": "int8"}], "int4", id="trains-less"),
+        pytest.param(SLOW, [], "int4", id="none"),
+    ],
+)
+def test_smaller_codec_is_taken_where_it_lets_clients_train_more(
+    clients: str, smaller: list[dict[str, Any]], codec: str
+) -> None:
+    model = chosen_model("llama-6m", 256, 64)
+    run = NewRun("run", model, chosen_data("dummy", 2, "host:1"), 64, {"codec": "int4"}, "open")
+    proposal = files_of(run, [parse_clients(clients)], PlanOptions(), 2, smaller=smaller).proposal
+    assert proposal.state.merge.codec == codec
+    assert (proposal.plan.loss or 2) <= MOST_LOSS
+
+
+def test_codec_is_int4_where_it_is_asked_for_or_results_are_repeated(tmp_path: Path) -> None:
+    slow = ("--model", "llama-6m", "--seq-len", "64", "--clients", SLOW)
+    for options, codec in (((), "int2"), (("--codec", "int4"), "int4"), (("--verify", "5"), "int4")):
+        folder = tmp_path / "-".join(("run", *options))
+        ran = run_main("init", str(folder), *slow, *options)
+        ran.expect(0)
+        assert state_in(folder).merge.codec == codec
+        assert ("results are int2, so that clients train more of the time" in ran.out) == (codec == "int2")
 
 
 def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Path) -> None:
