@@ -93,6 +93,9 @@ COMMANDS = {
     "show.evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
     ),
+    "show.sample:sample": (
+        "Let a run's newest checkpoint continue text (--prompt), answer a chat (--chat), or serve both (--serve)."
+    ),
     "show.explain:explain": (
         "Explain a refusal, an error, a warning of the log, or a word of a run's views. Without KIND, list them."
     ),
