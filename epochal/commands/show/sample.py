@@ -251,9 +251,10 @@ async def _serve(
         Sampler(run, options, _note) as sampler,
         asyncio.TaskGroup() as tasks,
     ):
-        if step is not None:
+        view = await run.now()
+        if step is not None or view.checkpoints:
             await sampler.take(step)
-        run_id = (await run.now()).state.run_id
+        run_id = view.state.run_id
         app = create_app(sampler, run_id, SystemClock(), served.hosts, served.api_key)
         async with serving_app(served.endpoint, app) as url:
             with interruption() as stop:
