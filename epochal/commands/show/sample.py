@@ -42,7 +42,7 @@ from epochal.runtime.http.http_server import Endpoint, serving_app
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.visible_text import visible
-from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
 from epochal.tools.checkpoints.run_address import (
     DEFAULT_RECONNECT_S,
     ReconnectOption,
@@ -177,7 +177,7 @@ def _chat(
     """Answer the messages on the standard input until it ends. A message that cannot be answered is left out."""
     for line in _lines():
         if policy is not None:
-            sampler.take(None, policy)
+            _take_newer(sampler, policy)
         question = [*messages, {"role": "user", "content": line}]
         try:
             found = _answer(sampler, replace(asked, text=tuple(question)), as_json)
@@ -187,6 +187,13 @@ def _chat(
             _note(f"not answered: {error.message}")
             continue
         messages = [*question, {"role": "assistant", "content": found.text}]
+
+
+def _take_newer(sampler: RunSampler, policy: RetryPolicy) -> None:
+    try:
+        sampler.take(None, policy)
+    except CoordinatorUnreachable as error:
+        _note(f"no newer checkpoint is taken: {error.message}")
 
 
 def _lines() -> Iterator[str]:
