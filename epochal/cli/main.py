@@ -59,6 +59,9 @@ COMMANDS = {
     "show.export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
     ),
+    "show.sample:sample": (
+        "Let a run's newest checkpoint continue text (--prompt), answer a chat (--chat), or serve both (--serve)."
+    ),
     "operate.runs:runs": (
         "List the runs in a folder or a database: each one's id, when it changed, and where it is served."
     ),

@@ -69,6 +69,16 @@ async def test_command_has_a_placeholder_until_the_code_is_known(browser: "Brows
         assert "CODE" in await command(page)
 
 
+async def test_command_that_talks_to_the_run_is_what_the_program_takes(browser: "Browser", inviting: Served) -> None:
+    async with opened(browser) as (page, complaints):
+        await shown(page, inviting)
+        words = await command(page, "Command that talks to the run")
+        assert words == ["epochal", "sample", str(inviting.http.base_url).rstrip("/"), "--chat"]
+        ran = CliRunner().invoke(app, [*words[1:], "--help"])
+        assert ran.exit_code == 0, ran.output
+        assert complaints.unexpected == []
+
+
 @pytest.mark.nightly
 async def test_facts_are_those_of_the_api(browser: "Browser", tmp_path: Any) -> None:
     async with served_over_sockets(tmp_path, GENESIS) as run:

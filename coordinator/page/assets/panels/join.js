@@ -21,6 +21,11 @@ export function joinCommand(guide, base, { invitation = "", data = "", name = ""
   return words.join(" ");
 }
 
+/** Return the words of the command with which the run's operator talks to its newest checkpoint. */
+export function sampleCommand(guide, base) {
+  return ["epochal", "sample", reached(base, guide), "--chat", ...(guide.own_base ? ["--base", "DIR"] : [])].join(" ");
+}
+
 /** Return the command that installs what the run needs. */
 export function installCommand(guide) {
   return guide.extras.length ? INSTALL[1].replace("EXTRAS", guide.extras.join(",")) : INSTALL[0];
@@ -103,6 +108,10 @@ export default class JoinPanel {
     this.install = copyable("Command that installs", "");
     this.join = copyable("Command that joins", "");
     this.doctor = copyable("Command that checks the machine", "");
+    this.sample = copyable("Command that talks to the run", "");
+    this.talk = h("section", {}, h("h2", {}, "Talk to it"), this.sample.element,
+      h("p", { class: "quiet" }, "The newest checkpoint answers on the machine that asks, which needs the run's admin token in "
+        + "EPOCHAL_ADMIN_TOKEN; --serve in place of --chat serves programs that speak OpenAI's API."));
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.ended = h("p", { class: "warning", hidden: true }, "This run has ended: a client that joins now finds nothing to train, and ends at once.");
     this.body = h("div", { hidden: true },
@@ -113,6 +122,7 @@ export default class JoinPanel {
         + "member. Ctrl-C finishes the round and leaves. The client's log names the address of its own page here."),
       this.notes,
       h("h2", {}, "What your machine must have"), this.needs,
+      this.talk,
     );
     fill(element, h("h1", {}, "Join"), this.ended, this.said, this.body);
   }
@@ -191,5 +201,7 @@ export default class JoinPanel {
     this.install.setText(installCommand(this.#guide));
     this.doctor.setText(`epochal doctor ${reached(this.store.api.base, this.#guide)}`);
     this.join.setText(joinCommand(this.#guide, this.store.api.base, this.#given));
+    this.sample.setText(sampleCommand(this.#guide, this.store.api.base));
+    this.talk.hidden = this.#guide.packaged || this.#guide.trainer === "null";
   }
 }
