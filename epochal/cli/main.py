@@ -95,7 +95,9 @@ COMMANDS = {
     "serve.checker:checker": (
         "Check results that arrive in a run's object store and add them up, so that the coordinator need not read them."
     ),
-    "serve.verifier:verifier": "Compute results of a run's members again, and report how far apart the two are.",
+    "serve.verifier:verifier": (
+        "Compute results of a run's members again, and report how far apart the two are; or score them."
+    ),
     "operate.audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),

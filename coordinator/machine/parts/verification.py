@@ -311,8 +311,8 @@ class Verification(WireDocument):
     def due(self, verifier: str, step: int, within: int) -> Iterator[OpenReplay]:
         """Yield what a verifier is to compute again, the most urgent first.
 
-        Where it is doubted, what tests it and nothing else; else disputed results, then others, the oldest first. A disputed one that it has reported
-        itself is for others, where one was heard in the last rounds that has not.
+        Where it is doubted, what tests it and nothing else; else disputed results, then others, the oldest first. A
+        disputed one that it has reported itself is for others, where one was heard in the last rounds that has not.
 
         Args:
             verifier: its name.

@@ -219,12 +219,11 @@ def client(
     _check_invitation(invitation)
     if trainer != AUTO:
         check_trainer_name(trainer)
-    verify = trusted(tls_ca)
+    verify, held = trusted(tls_ca), (base, base_precision)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    held = (base, base_precision)
     torch = torch_options(device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory, base=held)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
@@ -232,19 +231,18 @@ def client(
         NUMPY if trainer == AUTO else trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice
     )
     own_trainer = ClientTrainer(trainer, options, mesh_options)
-    dependencies = replace(
-        _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
+    dependencies = _dependencies(
+        own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)
     )
     capabilities = Capabilities(batches_per_round=share or MAX_SHARE, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     owner = OwnerTerms(upload, download, hours, when_idle)
     owner.check_goes_with_mesh(mesh)
-    bandwidth, terms = owner.bandwidth, owner.terms
     show_permissions(permissions, data, log_format)
     if nice:
         lower_priority()
-    with limited_to(bandwidth):
-        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s, own_trainer), terms))
+    with limited_to(owner.bandwidth):
+        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s, own_trainer), owner.terms))
 
 
 @dataclass(frozen=True, slots=True)
