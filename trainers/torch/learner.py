@@ -14,10 +14,10 @@ from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, go_on
 from epochal.trainers.torch.adamw import FusedAdamW
-from epochal.trainers.torch.continuation import TorchContinuation
 from epochal.trainers.torch.devices import DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
 from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
 from epochal.trainers.torch.objective import Objective, TensorBatch
+from epochal.trainers.torch.torch_continuation import TorchContinuation
 from epochal.trainers.torch.torch_options import TorchOptions
 
 log = logging.getLogger(__name__)

@@ -57,66 +57,77 @@ from epochal.trainers.continuation import ChoiceOptions
 DEFAULT = ChoiceOptions()
 LOOPBACK = "127.0.0.1"
 STANDARD_INPUT = "-"
+PromptOption = Annotated[
+    str | None, typer.Option(help=f"Continue this text; {STANDARD_INPUT} reads it from the standard input.")
+]
+ChatOption = Annotated[bool, typer.Option("--chat", help="Answer messages, each a line of the standard input.")]
+ServeOption = Annotated[
+    bool, typer.Option("--serve", help="Serve the newest checkpoint over HTTP, in the shapes of OpenAI's API.")
+]
+SystemOption = Annotated[str | None, typer.Option(help="With --chat: a system message before the first.")]
+StepOption = Annotated[
+    int | None, typer.Option(min=0, help="Answer with the checkpoint of this step. Default: the newest.")
+]
+FollowOption = Annotated[
+    bool,
+    typer.Option(
+        "--follow", help="Wait for the run's first checkpoint; with --chat, take newer ones between messages."
+    ),
+]
+MaxTokensOption = Annotated[int, typer.Option(help="Maximum number of tokens of an answer.")]
+TemperatureOption = Annotated[float, typer.Option(help="Divides the logits; 0 takes the likeliest token always.")]
+TopPOption = Annotated[float, typer.Option(help="Choose among the fewest tokens whose probabilities add up to this.")]
+SeedOption = Annotated[int | None, typer.Option(help="Choose the same tokens again. Default: others each time.")]
+StopOption = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="End an answer at this text; repeat for several.")
+]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="Tokenizer: a path, hf://…, s3://… or gs://…, or bytes. Default: that of the run's `checkpoint`.",
+    ),
+]
+EndTokenOption = Annotated[
+    str | None, typer.Option(help="Text or ID of the token that ends a document, as for `epochal prepare`.")
+]
+TemplateOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Chat template, as for `epochal prepare`: plain, chatml, none or a file. Default: the tokenizer's."
+    ),
+]
+ListenOption = Annotated[str, typer.Option(help="With --serve: address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="With --serve: port to listen on; 0 picks a free one.")]
+ApiKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key-env",
+        metavar="NAME",
+        help="With --serve: variable that holds the key which requests must present.",
+    ),
+]
 
 
 def sample(
     run: RunArgument,
-    prompt: Annotated[
-        str | None, typer.Option(help=f"Continue this text; {STANDARD_INPUT} reads it from the standard input.")
-    ] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Answer messages, each a line of the standard input.")] = False,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the newest checkpoint over HTTP, in the shapes of OpenAI's API.")
-    ] = False,
-    system: Annotated[str | None, typer.Option(help="With --chat: a system message before the first.")] = None,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Answer with the checkpoint of this step. Default: the newest.")
-    ] = None,
-    follow: Annotated[
-        bool,
-        typer.Option(
-            "--follow", help="Wait for the run's first checkpoint; with --chat, take newer ones between messages."
-        ),
-    ] = False,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of an answer.")] = DEFAULT.max_tokens,
-    temperature: Annotated[
-        float, typer.Option(help="Divides the logits; 0 takes the likeliest token always.")
-    ] = DEFAULT.temperature,
-    top_p: Annotated[
-        float, typer.Option(help="Choose among the fewest tokens whose probabilities add up to this.")
-    ] = DEFAULT.top_p,
-    seed: Annotated[int | None, typer.Option(help="Choose the same tokens again. Default: others each time.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="End an answer at this text; repeat for several.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Tokenizer: a path, hf://…, s3://… or gs://…, or bytes. Default: that of the run's `checkpoint`.",
-        ),
-    ] = None,
-    end_token: Annotated[
-        str | None, typer.Option(help="Text or ID of the token that ends a document, as for `epochal prepare`.")
-    ] = None,
-    template: Annotated[
-        str | None,
-        typer.Option(
-            help="Chat template, as for `epochal prepare`: plain, chatml, none or a file. Default: the tokenizer's."
-        ),
-    ] = None,
-    host: Annotated[str, typer.Option(help="With --serve: address to listen on.")] = LOOPBACK,
-    port: Annotated[
-        int, typer.Option(min=0, max=65535, help="With --serve: port to listen on; 0 picks a free one.")
-    ] = 8200,
-    api_key_env: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key-env",
-            metavar="NAME",
-            help="With --serve: variable that holds the key which requests must present.",
-        ),
-    ] = None,
+    prompt: PromptOption = None,
+    chat: ChatOption = False,
+    serve: ServeOption = False,
+    system: SystemOption = None,
+    step: StepOption = None,
+    follow: FollowOption = False,
+    max_tokens: MaxTokensOption = DEFAULT.max_tokens,
+    temperature: TemperatureOption = DEFAULT.temperature,
+    top_p: TopPOption = DEFAULT.top_p,
+    seed: SeedOption = None,
+    stop: StopOption = None,
+    tokenizer: TokenizerOption = None,
+    end_token: EndTokenOption = None,
+    template: TemplateOption = None,
+    host: ListenOption = LOOPBACK,
+    port: PortOption = 8200,
+    api_key_env: ApiKeyOption = None,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,

@@ -21,7 +21,7 @@ from epochal.runtime.http.problem_json import problem_of, problem_response
 from epochal.state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
 from epochal.state.refusals import Refusal
 from epochal.tools.sample.openai_messages import CompletionRequest, CompletionShape, completion_request
-from epochal.tools.sample.sampler import Answer, Sampler
+from epochal.tools.sample.sampler import ModelAnswer, Sampler
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
 JSON_TYPE = "application/json"
@@ -112,7 +112,7 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _events(answer: Answer, shape: CompletionShape, asked: CompletionRequest) -> AsyncGenerator[str, None]:
+async def _events(answer: ModelAnswer, shape: CompletionShape, asked: CompletionRequest) -> AsyncGenerator[str, None]:
     try:
         async for message in _messages(answer, shape, asked):
             yield _event(message)
@@ -121,7 +121,9 @@ async def _events(answer: Answer, shape: CompletionShape, asked: CompletionReque
     yield "data: [DONE]\n\n"
 
 
-async def _messages(answer: Answer, shape: CompletionShape, asked: CompletionRequest) -> AsyncIterator[dict[str, Any]]:
+async def _messages(
+    answer: ModelAnswer, shape: CompletionShape, asked: CompletionRequest
+) -> AsyncIterator[dict[str, Any]]:
     if shape.chat:
         yield shape.piece(answer, "", is_first=True)
     async for text in answer.pieces():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from epochal.state.errors import InvalidInput
-from epochal.tools.sample.sampler import Answer, Prompt
+from epochal.tools.sample.sampler import ModelAnswer, Prompt
 from epochal.trainers.continuation import ChoiceOptions
 
 _DESCRIBING = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -119,23 +119,23 @@ class CompletionShape:
     model: str
     chat: bool
 
-    def whole(self, answer: Answer, text: str) -> dict[str, Any]:
+    def whole(self, answer: ModelAnswer, text: str) -> dict[str, Any]:
         """Return a whole answer."""
         content = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
         kind = "chat.completion" if self.chat else "text_completion"
         return self._message(kind, answer, content) | {"usage": _usage(answer)}
 
-    def piece(self, answer: Answer, text: str, *, is_first: bool = False) -> dict[str, Any]:
+    def piece(self, answer: ModelAnswer, text: str, *, is_first: bool = False) -> dict[str, Any]:
         """Return a piece of an answer, or its end, which has a `finish_reason`."""
         delta = ({"role": "assistant"} if is_first else {}) | ({"content": text} if text or is_first else {})
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return self._message(kind, answer, {"delta": delta} if self.chat else {"text": text})
 
-    def count(self, answer: Answer) -> dict[str, Any]:
+    def count(self, answer: ModelAnswer) -> dict[str, Any]:
         """Return the message after the last piece, with the number of tokens."""
         return self.piece(answer, "") | {"choices": [], "usage": _usage(answer)}
 
-    def _message(self, kind: str, answer: Answer, content: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, kind: str, answer: ModelAnswer, content: dict[str, Any]) -> dict[str, Any]:
         return {
             "id": self.id,
             "object": kind,
@@ -146,7 +146,7 @@ class CompletionShape:
         }
 
 
-def _usage(answer: Answer) -> dict[str, int]:
+def _usage(answer: ModelAnswer) -> dict[str, int]:
     return {
         "prompt_tokens": answer.prompt_tokens,
         "completion_tokens": answer.tokens,

@@ -53,7 +53,7 @@ class SamplerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is answered.
+    """A text to continue, or a chat to answer.
 
     Attributes:
         text: that is continued; or messages, JSON, to which the assistant's next one is wanted.
@@ -73,14 +73,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """What is the same for every checkpoint: the tokens, and the model with its layout."""
+    """The parts that are the same for every checkpoint: the tokens, and the model with its layout."""
 
     tokens: TextTokens
     learner: Learner
     layout: TensorLayout
 
 
-class Answer:
+class ModelAnswer:
     """An answer while it is made.
 
     Attributes:
@@ -194,7 +194,7 @@ class Sampler:
         await self.take()
 
     @contextlib.asynccontextmanager
-    async def answering(self, prompt: Prompt) -> AsyncIterator[Answer]:
+    async def answering(self, prompt: Prompt) -> AsyncIterator[ModelAnswer]:
         """Yield the answer to a prompt, after those to earlier prompts.
 
         Raises:
@@ -213,7 +213,7 @@ class Sampler:
                 if self._opened is None or self._loaded is None:
                     raise Refused(Refusal.OVERLOADED, "the run has no checkpoint yet", retry_after_s=RETRY_AFTER_S)
                 step = self._loaded.step
-                yield await self._worker.run(partial(Answer, self._opened, step, prompt, self._worker))
+                yield await self._worker.run(partial(ModelAnswer, self._opened, step, prompt, self._worker))
         finally:
             self._waiting -= 1
 
