@@ -242,7 +242,7 @@ class ForgetfulDatabase(VouchingDatabase):
 
 def test_database_that_forgets_what_it_kept_is_caught() -> None:
     async def main() -> None:
-        async with replicated_run(small_state(batches=6), seed=1, memory=ForgetfulDatabase()) as run:
+        async with replicated_run(small_state(batches=6), seed=2, memory=ForgetfulDatabase()) as run:
             await run.ends(run.start_clients(4), BOUND_S)
 
     with pytest.raises(BaseExceptionGroup) as caught:

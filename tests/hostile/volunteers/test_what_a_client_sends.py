@@ -27,7 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "volunteer-safety.md"
 HONEST = Lie("StateFile", ("run_id",), "test-run")
 BLOB = re.compile(r"^/v1/blobs/[0-9a-f]{64}$")
 LEARNT = {
-    "key": "public_key nonce signature host instance invitation",
+    "key": "public_key nonce signature host instance invitation joins invitation_sha256",
     "name that you choose": "name",
     "trainer, codecs": "trainer codecs batches_per_round",
     "version": "software protocol",
