@@ -27,7 +27,7 @@ class FoundTokenizer:
     said: str = ""
 
 
-def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
+def find_tokenizer(view: RunView, place: str | None, otherwise: str = f"--tokenizer {NO_TOKENIZER}") -> FoundTokenizer:
     """Return the tokenizer at a place, or that of the source of the run's first parameters.
 
     A source on the Hub is read at the commit of the run's config, and a relative path only if it leads to the run's
@@ -36,6 +36,7 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
     Args:
         view: the run.
         place: the option's value; None for the run's own.
+        otherwise: what is allowed besides the right one.
 
     Raises:
         InvalidInput, ModelUnavailable: it cannot be read, or there is none at the place, or the one there has a
@@ -52,13 +53,13 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
             return FoundTokenizer(said=source)
         files = dict(source.tokenizer_files())
     except (InvalidInput, ModelUnavailable) as error:
-        raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}") from error
+        raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}, or {otherwise}") from error
     if files:
         for name in LISTS_OF_TOKENS if place is not None else ():
             if name in files:
                 check_list(name, files[name], source.place, _vocabulary_of(view))
         if TOKENIZER_FILE in files:
-            check_identity(files[TOKENIZER_FILE], source.place, view.state.model.LLM.tokenizer, "--tokenizer none")
+            check_identity(files[TOKENIZER_FILE], source.place, view.state.model.LLM.tokenizer, otherwise)
         return FoundTokenizer(files, f"tokenizer: {', '.join(files)} of {source.place}")
     if place is not None:
         raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
