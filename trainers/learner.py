@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, SupportsFloat, runtime_checkable
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model_table import AdamW
+from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.errors import InternalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 
@@ -124,7 +124,7 @@ class Learner(Protocol):
         """Use another gradient, such as the sum of several learners'; the learner may change its arrays."""
         ...
 
-    def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> SupportsFloat | None:
+    def step(self, optimizer: InnerOptimizer, learning_rate: float, divisor: float) -> SupportsFloat | None:
         """Take one optimizer step on the gradient divided by `divisor`; the gradient is zero afterwards.
 
         Returns:

@@ -10,7 +10,7 @@ from epochal.batching.micro_batches import MicroBatch, micro_batches
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model_table import AdamW
+from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import NOT_FINITE, InnerState, Learner, Loss, Model, TentativeInnerState
@@ -34,7 +34,12 @@ class LearnerTrainer:
     loads_data = False
 
     def __init__(
-        self, model: Model, optimizer: AdamW | None, keeps_inner_state: bool, worker: Worker, name: str = "numpy"
+        self,
+        model: Model,
+        optimizer: InnerOptimizer | None,
+        keeps_inner_state: bool,
+        worker: Worker,
+        name: str = "numpy",
     ) -> None:
         self.name = name
         self.vocabulary = model.vocabulary
@@ -90,7 +95,9 @@ class _Abandoned(Exception):
 class _LocalSteps:
     """One round's local steps. Its methods run in the worker, one after the other."""
 
-    def __init__(self, plan: RoundPlan, learner: Learner, optimizer: AdamW | None, abandoned: threading.Event) -> None:
+    def __init__(
+        self, plan: RoundPlan, learner: Learner, optimizer: InnerOptimizer | None, abandoned: threading.Event
+    ) -> None:
         self._plan = plan
         self._learner = learner
         self._optimizer = optimizer

@@ -13,7 +13,7 @@ from epochal.runtime.entry_points import check_registered, names_of, registered
 from epochal.runtime.import_by_name import import_by_name
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model_table import TRAINER, AdamW, Architecture, ModelSpec
+from epochal.state.config.model_table import TRAINER, Architecture, InnerOptimizer, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.trainers.learner import Model
@@ -48,7 +48,7 @@ class TrainerSetup:
     name: str
     state: StateFile
     spec: ModelSpec
-    optimizer: AdamW | None
+    optimizer: InnerOptimizer | None
     worker: Worker
     torch: TorchOptions = DEFAULT_TORCH_OPTIONS
 

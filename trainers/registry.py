@@ -7,7 +7,7 @@ from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model_table import AdamW, Architecture, DataType, DummyOptimizer, ModelSpec
+from epochal.state.config.model_table import Architecture, DataType, DummyOptimizer, InnerOptimizer, ModelSpec, Muon
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, Mistake, Unsupported
 from epochal.state.messages.requests import MAX_NAME_CHARS
@@ -124,6 +124,8 @@ def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -
     if spec.adapter is not None:
         raise _unsupported(f"{name} with --mesh", "model.LLM.adapter", spec.adapter.variant, "no adapter with a mesh")
     if name == TORCH:
+        if isinstance(state.model.LLM.optimizer, Muon):  # which takes whole matrices; a process has shards of them
+            raise _unsupported(f"{name} with --mesh", "model.LLM.optimizer", Muon.variant, "AdamW or Dummy with a mesh")
         from epochal.trainers.torch.sharding import check_devices
 
         check_devices(options.torch, options.process_count)
@@ -170,7 +172,7 @@ def check_trainer_name(name: str) -> None:
     trainer_class(name, f"trainer {name!r}")
 
 
-def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permissions) -> AdamW | None:
+def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permissions) -> InnerOptimizer | None:
     """Raise `InvalidInput` or `Unsupported` unless this trainer trains such runs; return the run's inner optimizer."""
     _check_is_the_runs(name, spec, permissions)
     if name == NULL:
@@ -226,12 +228,12 @@ def _torch_of(options: TrainerOptions) -> TorchOptions:
     return replace(options.torch, lends_token=options.permissions.lends_credentials(HUB_HOST))
 
 
-def _optimizer_of(trainer: str, state: StateFile) -> AdamW | None:
+def _optimizer_of(trainer: str, state: StateFile) -> InnerOptimizer | None:
     """Return the run's optimizer; None for the one that leaves the parameters as they are."""
     optimizer = state.model.LLM.optimizer
-    if not isinstance(optimizer, AdamW | DummyOptimizer):
-        raise _unsupported(trainer, "model.LLM.optimizer", optimizer.variant, "AdamW or Dummy")
-    return optimizer if isinstance(optimizer, AdamW) else None
+    if not isinstance(optimizer, InnerOptimizer | DummyOptimizer):
+        raise _unsupported(trainer, "model.LLM.optimizer", optimizer.variant, "AdamW, Muon or Dummy")
+    return optimizer if isinstance(optimizer, InnerOptimizer) else None
 
 
 def _unsupported(trainer: str, path: str, value: str, allowed: str) -> Unsupported:

@@ -20,7 +20,7 @@ from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named
 from epochal.state.codecs.feedback import encode_with_feedback
-from epochal.state.config.model_table import AdamW, Architecture, Cosine, ModelSpec
+from epochal.state.config.model_table import AdamW, Architecture, Cosine, InnerOptimizer, ModelSpec, Muon
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError
 from epochal.state.intervals import BatchId
@@ -47,6 +47,7 @@ CURVE_SEQUENCES = 256
 EVALUATED_AT_ONCE = 64
 FEEDBACK_DECAY = 0.95
 OPTIMIZER = AdamW(betas=(0.9, 0.95), weight_decay=0.1, eps=1e-8, clip_grad_norm=1.0)
+MUON = Muon(momentum=0.95, weight_decay=0.1, clip_grad_norm=1.0)
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 256,
@@ -84,6 +85,7 @@ class Setting:
         mean: over all clients' differences, or for each element over those that sent it.
         update: how the mean is encoded.
         delay: 1 if a round begins from the client's own last result (`merge.delay`), 0 if it waits for the mean.
+        optimizer: of the clients.
     """
 
     base_lr: float
@@ -97,6 +99,7 @@ class Setting:
     mean: Literal["all", "senders"] = "all"
     update: Literal["exact", "int8", "int4"] = "exact"
     delay: Literal[0, 1] = 0
+    optimizer: Literal["AdamW", "Muon"] = "AdamW"
 
     def __post_init__(self) -> None:
         if CLIENTS * CLIENT_ROWS % self.clients or LOCAL_STEPS % self.local_steps:
@@ -116,8 +119,9 @@ class Setting:
         codec = [] if self.codec == FLOAT32.name else [self.codec, *self._feedback, self.mean]
         update = [] if self.update == "exact" else [f"update-{self.update}"]
         delay = [f"delay-{self.delay}"] if self.delay else []
+        optimizer = [] if self.optimizer == "AdamW" else [self.optimizer]
         outer = (self.base_lr, self.clients, self.local_steps, self.outer_lr, self.outer_momentum, self.inner_state)
-        return "-".join([*(f"{value}" for value in outer), *codec, *update, *delay])
+        return "-".join([*(f"{value}" for value in outer), *codec, *update, *delay, *optimizer])
 
     @property
     def _feedback(self) -> list[str]:
@@ -145,7 +149,8 @@ class Client:
     """
 
     def __init__(self, setting: Setting, model: Model) -> None:
-        self._trainer = LearnerTrainer(model, OPTIMIZER, setting.inner_state == "keep", InlineWorker(), "torch")
+        optimizer: InnerOptimizer = MUON if setting.optimizer == "Muon" else OPTIMIZER
+        self._trainer = LearnerTrainer(model, optimizer, setting.inner_state == "keep", InlineWorker(), "torch")
         self._codec = codec_named(setting.codec)
         self._residuals: Tensors | None = {} if setting.error_feedback else None
         self.last: Difference | None = None

@@ -18,7 +18,7 @@ from epochal.coordinator.run.long_polls import LongPolls, ReaderKind
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
 from epochal.runtime.metrics.metrics_registry import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
-from epochal.state.messages.evaluation_reports import newest_evaluations
+from epochal.state.messages.evaluation_reports import losses_among, newest_evaluations
 from epochal.state.messages.requests import RunStatus
 from epochal.state.messages.verification_views import VerificationView
 from epochal.state.phase_names import RunState
@@ -141,9 +141,9 @@ def _evaluations(seen: _Seen | None) -> Metric:
     losses = GaugeMetricFamily(
         "epochal_run_evaluation_loss", "Loss of the last replica evaluated, in nats per token.", labels=("name",)
     )
-    found = () if seen is None else newest_evaluations(seen.status.evaluations)
+    found = () if seen is None else newest_evaluations(losses_among(seen.status.evaluations))
     for evaluation in found[:MAX_EVALUATION_NAMES]:
-        losses.add_metric((evaluation.name,), evaluation.loss)
+        losses.add_metric((evaluation.name,), evaluation.value)
     return losses
 
 

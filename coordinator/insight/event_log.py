@@ -88,7 +88,7 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
             answer = {"excess": excess, "expected": expected, "is_refused": is_refused}
             log.warning("verifier_tested", extra={"verifier": verifier, **answer})
         case Recorded(stimulus=EvaluationReported(report=found)):
-            evaluated = {"evaluation": found.name, "step": found.step, "loss": found.loss}
+            evaluated = {"evaluation": found.name, "step": found.step, found.metric: found.value}
             log.info("evaluation_recorded", extra=evaluated)
         case OperatorActed():
             action, arguments = action_of(instruction)

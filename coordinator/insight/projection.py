@@ -117,7 +117,7 @@ class Projection:
         rows: of the rounds, the oldest first.
         book: the members.
         actions: the last ones of its operators, the latest last.
-        evaluations: those that were reported last, in their order; under one name a replica has one.
+        evaluations: those that were reported last, in their order; under one name and metric a replica has one.
         audits: those that were reported last, in their order.
         notices: the newest notice of each kind.
         outcome_chain: hash over all outcomes with their replicas: the `replica_chain` of an audit.
@@ -192,8 +192,8 @@ class Projection:
         self.actions.append(OperatorAction(self.next_action, name, arguments, acted.at_s, version))
 
     def _evaluate(self, found: Evaluation) -> None:
-        """Take an evaluation in, in the place of the one of the same name and replica, unless it is the same."""
-        earlier = next((one for one in self.evaluations if (one.name, one.step) == (found.name, found.step)), None)
+        """Take an evaluation in, in the place of that of the same name, metric and replica, unless it is the same."""
+        earlier = next((one for one in self.evaluations if (one.key, one.step) == (found.key, found.step)), None)
         if earlier is not None and replace(earlier, recorded_s=found.recorded_s) == found:
             return
         others = tuple(one for one in self.evaluations if one is not earlier)

@@ -54,7 +54,10 @@ COMMANDS = {
         "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
     ),
     "show.evaluate:evaluate": (
-        "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
+        "Compute the loss of a run's checkpoint, or benchmarks (--tasks), and record them in the run's history."
+    ),
+    "show.sample:sample": (
+        "Let a run's newest checkpoint continue text (--prompt), answer a chat (--chat), or serve both (--serve)."
     ),
     "show.export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."

@@ -12,7 +12,7 @@ from rich.text import Text
 from epochal.runtime.glossary import STATUS
 from epochal.runtime.visible_text import visible
 from epochal.state.documents import MAX_SHARE
-from epochal.state.messages.evaluation_reports import Evaluation, newest_evaluations
+from epochal.state.messages.evaluation_reports import Evaluation, benchmarks_among, losses_among, newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
@@ -81,7 +81,7 @@ def status_parts(
     """
     yield _head(status)
     if status.evaluations:
-        yield _evaluations(status.evaluations)
+        yield from _evaluations(status.evaluations)
     if status.store_problem is not None:
         yield Text(visible(f"The coordinator cannot keep anything: {status.store_problem}"), style="bold red")
     if status.pausing and status.run_state is not RunState.PAUSED:
@@ -157,18 +157,26 @@ def status_words() -> Table:
     return table
 
 
-def _evaluations(evaluations: Sequence[Evaluation]) -> Table:
-    """Return a row for each name: the newest replica's evaluation, and a curve over the replicas."""
+def _evaluations(evaluations: Sequence[Evaluation]) -> Iterator[Table]:
+    """Yield a table of losses and one of benchmarks, each with a row for the newest replica's figure and its curve."""
+    if found := losses_among(evaluations):
+        yield _table_of(found, ("evaluation", "nats/token", "replica", "tokens"))
+    if found := benchmarks_among(evaluations):
+        yield _table_of(found, ("benchmark", "figure", "replica", "samples"))
+
+
+def _table_of(evaluations: Sequence[Evaluation], columns: tuple[str, ...]) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
-    for column in ("evaluation", "nats/token", "replica", "tokens", "recorded (UTC)", ""):
+    for column in (*columns, "recorded (UTC)", ""):
         table.add_column(column)
     newest = newest_evaluations(evaluations)
     for found in newest[:MAX_SHOWN_EVALUATIONS]:
-        by_step = sorted((one.step, one.loss) for one in evaluations if one.name == found.name)
-        bars = curve([loss for _, loss in by_step], EVALUATION_CURVE_WIDTH) if len(by_step) > 1 else ""
+        by_step = sorted((one.step, one.value) for one in evaluations if one.key == found.key)
+        bars = curve([value for _, value in by_step], EVALUATION_CURVE_WIDTH) if len(by_step) > 1 else ""
         when = datetime.fromtimestamp(found.recorded_s, UTC).strftime("%Y-%m-%d %H:%M")
-        loss, tokens = f"{found.loss:.3f}", f"{found.tokens:,}"
-        table.add_row(Text(visible(found.name)), loss, str(found.step), tokens, when, Text(bars, style="green"))
+        name, figure = Text(visible(found.title)), found.shown_value
+        count = f"{found.samples if found.tokens is None else found.tokens:,}"
+        table.add_row(name, figure, str(found.step), count, when, Text(bars, style="green"))
     if len(newest) > MAX_SHOWN_EVALUATIONS:
         table.add_row("… `epochal status --json` shows all")
     return table
@@ -256,7 +264,7 @@ def status_line(status: RunStatus) -> str:
     """Return the run as one line, for output that cannot be redrawn."""
     loss = "" if status.loss is None else f" loss {status.loss:.3f}"
     for found in newest_evaluations(status.evaluations)[:1]:
-        loss += f" {visible(found.name)} {found.loss:.3f} at {found.step}"
+        loss += f" {visible(found.title)} {found.value:.3f} at {found.step}"
     done = min(status.step - 1, status.total_steps)
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
     resting = f" resting {status.resting_count}" if status.resting_count else ""

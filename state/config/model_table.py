@@ -13,6 +13,8 @@ from epochal.state.config.schema import HexDigest, Natural, PathText, Positive, 
 MAX_NGRAM_SIZE = 65_536
 MAX_HF_CONFIG_BYTES = 256 * 1024
 """Maximum size of a Hugging Face config as JSON."""
+MAX_NS_STEPS = 99
+"""Maximum number of Newton-Schulz iterations of a step: torch's own limit."""
 MAX_CUSTOM_BYTES = 64 * 1024
 """Maximum size of the table of a custom model as JSON."""
 TRAINER = "trainer"
@@ -21,6 +23,7 @@ TRAINER = "trainer"
 OptionalText = Annotated[str | None, Field(min_length=1, description="a string that is not empty, or no such line")]
 ClipNorm = Annotated[float | None, Field(gt=0, description="a number above 0, or no such line")]
 Beta = Annotated[float, Field(ge=0, lt=1)]
+Betas = Annotated[tuple[Beta, Beta], Field(strict=False, description="a list of two numbers from 0 to below 1")]
 NgramSize = Annotated[int, Field(ge=1, le=MAX_NGRAM_SIZE)]
 
 
@@ -222,10 +225,39 @@ class AdamW(Section):
         clip_grad_norm: the largest L2 norm of a gradient; None does not clip.
     """
 
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False, description="a list of two numbers from 0 to below 1")]
+    betas: Betas
     weight_decay: Annotated[float, Field(ge=0)]
     eps: Annotated[float, Field(gt=0)]
     clip_grad_norm: ClipNorm = None
+
+
+class Muon(Section):
+    """Muon (Jordan, 2024, https://kellerjordan.github.io/posts/muon/) for hidden matrices, AdamW for all other tensors.
+
+    A hidden matrix is a tensor of two dimensions that is neither an embedding nor the output layer. Its step has the
+    learning rate of the schedule times 0.2 √(larger dimension), with which steps are as long as AdamW's (Liu et al.,
+    2025, https://arxiv.org/abs/2502.16982).
+
+    Attributes:
+        momentum: decay of the one moment of a hidden matrix; Nesterov's.
+        weight_decay: decoupled decay of matrices, a factor of the learning rate.
+        ns_steps: Newton-Schulz iterations, which make the singular values of a step nearly equal.
+        adamw_lr_ratio: AdamW's learning rate divided by the schedule's.
+        betas, eps: as in `AdamW`, for the other tensors.
+        clip_grad_norm: the largest L2 norm of a gradient, of all tensors together; None does not clip.
+    """
+
+    momentum: Beta
+    weight_decay: Annotated[float, Field(ge=0)]
+    ns_steps: Annotated[int, Field(ge=1, le=MAX_NS_STEPS)] = 5
+    adamw_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
+    betas: Betas = (0.9, 0.95)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    clip_grad_norm: ClipNorm = None
+
+
+InnerOptimizer = AdamW | Muon
+"""The optimizers with which clients take local steps."""
 
 
 class Distro(Section):
@@ -239,7 +271,7 @@ class Distro(Section):
     quantize_1bit: bool
 
 
-Optimizer = Annotated[DummyOptimizer | AdamW | Distro, TaggedEnum()]
+Optimizer = Annotated[DummyOptimizer | AdamW | Muon | Distro, TaggedEnum()]
 
 
 class NgramConfig(Section):

@@ -75,7 +75,7 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
         place = "model.LLM.data_location.Http.location.NumberedFiles.num_files"
         yield Mistake(place, show(files.num_files), f"`num_files = {MAX_FILES}` or fewer")
     if isinstance(llm.optimizer, Distro):
-        yield Mistake("model.LLM.optimizer", show(plain["optimizer"]), f'{_ADAMW} or `optimizer = "Dummy"`')
+        yield Mistake("model.LLM.optimizer", show(plain["optimizer"]), f'{_ADAMW}, `Muon` or `optimizer = "Dummy"`')
 
 
 def _unrepeatable(state: StateFile) -> Iterator[Mistake]:

@@ -3,6 +3,7 @@
 All of it follows from the run's state file and the layout of its model, so that every reader gets the same.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -23,7 +24,7 @@ from epochal.state.config.data_location import (
     SingleUrl,
     WeightedHttp,
 )
-from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, Hub, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, Hub, ModelSpec, Muon
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.model.tensors import TensorLayout
@@ -35,6 +36,8 @@ MAX_SHOWN_PLACES = 4
 FLOAT32_BYTES = 4
 TRAINER_BYTES_PER_PARAMETER = 16
 """A parameter, its gradient and AdamW's two moments in float32, beside which activations take room."""
+_NOT_HIDDEN = ("embed", "head", "output", "wte", "wpe")
+"""Parts of the names of matrices for which Muon leaves the step to AdamW, so that they have two moments too."""
 OBJECT_STORES, PARQUET, HUB, TORCH, ADAPTERS = "object-stores", "parquet", "hub", "torch", "adapters"
 """Extras of the package."""
 CERTIFICATE_FILE = "cert.pem"
@@ -213,13 +216,22 @@ def room_of(
     left_out_bytes = 2 * layout.size_bytes if merge.error_feedback else 0
     return JoinRoom(
         parameter_count=parameter_count,
-        trainer_bytes=parameter_count * TRAINER_BYTES_PER_PARAMETER,
+        trainer_bytes=_trainer_bytes(state_file, layout),
         spool_bytes=replicas * replica_bytes + clients * result_bytes + left_out_bytes,
         clients=clients,
         download_bytes=checkpoint_bytes,
         result_bytes=result_bytes,
         base_bytes=base_bytes,
     )
+
+
+def _trainer_bytes(state_file: StateFile, layout: TensorLayout) -> int:
+    """Return the memory of parameters, gradients and moments; Muon has one moment of a hidden matrix."""
+    found = layout.size_bytes // FLOAT32_BYTES * TRAINER_BYTES_PER_PARAMETER
+    if isinstance(state_file.model.LLM.optimizer, Muon):
+        hidden = [shape for name, shape in layout.entries if not any(part in name for part in _NOT_HIDDEN)]
+        found -= FLOAT32_BYTES * sum(math.prod(shape) for shape in hidden if len(shape) == 2)
+    return found
 
 
 def join_guide(

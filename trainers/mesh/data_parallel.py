@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model_table import AdamW
+from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.learner import InnerState, Loss, Model
 from epochal.trainers.mesh.collectives import MeshCollectives
@@ -25,7 +25,7 @@ class SummedLearner:
         optimizer: None leaves the parameters as they are.
     """
 
-    def __init__(self, collectives: MeshCollectives, model: Model, optimizer: AdamW | None) -> None:
+    def __init__(self, collectives: MeshCollectives, model: Model, optimizer: InnerOptimizer | None) -> None:
         self._collectives = collectives
         self._learner = model.learner()
         self.computed = self._learner.computed

@@ -23,7 +23,7 @@ from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.config.model_table import AdamW, ModelSpec
+from epochal.state.config.model_table import InnerOptimizer, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
 from epochal.state.intervals import BatchId
@@ -100,7 +100,7 @@ class MeshWorker:
     def _connect(self) -> None:
         self._use_device()  # of this thread, in which all operations of torch follow
         start, llm = self._start, self._state.model.LLM
-        optimizer = llm.optimizer if isinstance(llm.optimizer, AdamW) else None
+        optimizer = llm.optimizer if isinstance(llm.optimizer, InnerOptimizer) else None
         meeting = Meeting(start.store, start.options.process_count, start.timeout_s)
         collectives = MeshCollectives(self._layout, start.process, self._device_type == "cuda", meeting)
         learner: MeshLearner = (
@@ -112,7 +112,7 @@ class MeshWorker:
         names = tuple(self._model.shapes)
         self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker)
 
-    def _sharded_learner(self, optimizer: AdamW | None) -> MeshLearner:
+    def _sharded_learner(self, optimizer: InnerOptimizer | None) -> MeshLearner:
         from epochal.trainers.torch.sharded_learner import ShardableModel
         from epochal.trainers.torch.sharding import device_mesh
 

@@ -8,7 +8,7 @@ from threadpoolctl import ThreadpoolController
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.config.model_table import AdamW, NgramConfig
+from epochal.state.config.model_table import InnerOptimizer, NgramConfig
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.computed_class import FLOAT32_CPU
 from epochal.state.model.tensors import Float32Array, Tensors
@@ -114,7 +114,7 @@ class NgramLearner:
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         self._gradient, self._has_gradient = dict(gradient), True
 
-    def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> float | None:
+    def step(self, optimizer: InnerOptimizer, learning_rate: float, divisor: float) -> float | None:
         if not self._has_gradient:
             return None
         with np.errstate(all="ignore"):

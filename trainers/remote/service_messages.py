@@ -24,7 +24,7 @@ from epochal.batching.chunking.column_chunks import Rows
 from epochal.batching.chunking.policies import MAX_CHUNK_BYTES, MAX_CHUNK_ITEMS
 from epochal.batching.micro_batches import Example, examples_of
 from epochal.data_providers.protocol import CorruptData, TokenBatch
-from epochal.state.config.model_table import AdamW, ModelSpec
+from epochal.state.config.model_table import InnerOptimizer, ModelSpec
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.model.computed_class import COMPUTED_PATTERN
 from epochal.state.refusals import Refusal
@@ -56,7 +56,7 @@ class SessionRequest(WireDocument):
     """A session's model and optimizer; None as optimizer leaves the parameters as they are."""
 
     model: ModelSpec
-    optimizer: AdamW | None
+    optimizer: InnerOptimizer | None
     inner_state: Literal["keep", "reset"] = "reset"
 
 

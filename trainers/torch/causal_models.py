@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from epochal.state.config.model_table import AdamW, ModelSpec
+from epochal.state.config.model_table import InnerOptimizer, ModelSpec
 from epochal.state.errors import Mistake, TrainerFailed, Unsupported
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.torch.forward_trial import check_first_module
@@ -83,7 +83,7 @@ class HfModel:
         return TorchLearner(build, self.objective(), self._options)
 
     def sharded_learner(
-        self, mesh: "DeviceMesh", optimizer: AdamW | None, fitting_places: int | None
+        self, mesh: "DeviceMesh", optimizer: InnerOptimizer | None, fitting_places: int | None
     ) -> "ShardedLearner":
         """Return this process's part of the model (`epochal.trainers.torch.sharded_learner.ShardableModel`)."""
         from epochal.trainers.torch.sharded_learner import ShardedLearner

@@ -9,14 +9,14 @@ from typing import SupportsFloat
 import torch
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model_table import AdamW
+from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, go_on
-from epochal.trainers.torch.adamw import FusedAdamW
 from epochal.trainers.torch.devices import DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
 from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
 from epochal.trainers.torch.objective import Objective, TensorBatch
+from epochal.trainers.torch.optimizer import TorchOptimizer, apart_from_hidden
 from epochal.trainers.torch.torch_continuation import TorchContinuation
 from epochal.trainers.torch.torch_options import TorchOptions
 
@@ -29,7 +29,7 @@ class _Opened:
 
     module: torch.nn.Module
     parameters: dict[str, torch.Tensor]
-    optimizer: FusedAdamW
+    optimizer: TorchOptimizer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,7 +129,7 @@ class TorchLearner:
                     copy_in(one.grad, gradient[name])
         self._accumulated, self._has_gradient = [], True
 
-    def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> SupportsFloat | None:
+    def step(self, optimizer: InnerOptimizer, learning_rate: float, divisor: float) -> SupportsFloat | None:
         if not self._has_gradient or self._opened is None:
             return None
         with self._giving_back(), self._placement.reporting(), torch.no_grad():
@@ -151,7 +151,7 @@ class TorchLearner:
         parameters = dict(sorted(self._parameters_of(module).items()))
         if self._compiles:
             module.compile()
-        return _Opened(module, parameters, FusedAdamW(parameters))
+        return _Opened(module, parameters, TorchOptimizer(parameters, apart=apart_from_hidden(module)))
 
     @contextlib.contextmanager
     def _giving_back(self) -> Iterator[None]:

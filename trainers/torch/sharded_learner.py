@@ -15,15 +15,15 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from epochal.batching.micro_batches import Example
-from epochal.state.config.model_table import AdamW
+from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.errors import EpochalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array
 from epochal.trainers.learner import NOT_FINITE, Loss
 from epochal.trainers.protocol import mean_norm
-from epochal.trainers.torch.adamw import FIRST, SECOND, FusedAdamW
 from epochal.trainers.torch.devices import Placement, is_out_of_memory, reason_of
 from epochal.trainers.torch.micro_batch_sizes import DoesNotFit, MicroBatchSize, grouped
 from epochal.trainers.torch.objective import BatchLoss, Objective
+from epochal.trainers.torch.optimizer import FIRST, SECOND, TorchOptimizer
 from epochal.trainers.torch.sharding import ShardedModule, norm_over, shard_of, sharded
 from epochal.trainers.torch.torch_options import TorchOptions
 
@@ -36,7 +36,7 @@ class ShardableModel(Protocol):
     """A model that the processes of a mesh can train together."""
 
     def sharded_learner(
-        self, mesh: DeviceMesh, optimizer: AdamW | None, fitting_places: int | None
+        self, mesh: DeviceMesh, optimizer: InnerOptimizer | None, fitting_places: int | None
     ) -> "ShardedLearner":
         """Return this process's part of it.
 
@@ -68,7 +68,7 @@ class ShardedLearner:
         objective: Objective,
         options: TorchOptions,
         mesh: DeviceMesh,
-        optimizer: AdamW | None,
+        optimizer: InnerOptimizer | None,
         fitting_places: int | None,
     ) -> None:
         self._build = build
@@ -80,7 +80,7 @@ class ShardedLearner:
         places = objective.places_at_a_time(self._placement.device.type)
         self._size = MicroBatchSize(options.micro_batch, places, fitting_places)
         self._sharded: ShardedModule | None = None
-        self._optimizer = FusedAdamW({})
+        self._optimizer = TorchOptimizer({})
         self._examples: list[Example] = []
         self._moments: dict[str, torch.Tensor] = {}
         self._found: list[tuple[int, torch.Tensor | float, torch.Tensor | None]] = []
@@ -89,7 +89,7 @@ class ShardedLearner:
     def open(self) -> None:
         if self._sharded is None:
             self._sharded = sharded(self._build, self._placement, self._mesh)
-            self._optimizer = FusedAdamW(self._sharded.local, norm_over(self._mesh))
+            self._optimizer = TorchOptimizer(self._sharded.local, norm_over(self._mesh))
 
     def receive(self, part: str, name: str, values: Float32Array | None) -> None:
         module = self._module

@@ -136,6 +136,13 @@ LocalStepsOption = Annotated[
         "model (docs/planning.md).",
     ),
 ]
+OptimizerOption = Annotated[
+    Literal["AdamW", "Muon"],
+    typer.Option(
+        case_sensitive=False,
+        help="The clients' optimizer. Muon moves hidden matrices, AdamW the other tensors (docs/torch.md#muon).",
+    ),
+]
 AccessOption = Annotated[Access, typer.Option(help="Who may join the run.")]
 AllowKeyOption = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="With --access keys: a client's public key, in hex.")
@@ -166,6 +173,7 @@ def init(
     tokens: TokensOption = None,
     codec: CodecOption = None,
     local_steps: LocalStepsOption = None,
+    optimizer: OptimizerOption = "AdamW",
     access: AccessOption = "open",
     allow_key: AllowKeyOption = None,
     verify: VerifyOption = None,
@@ -198,7 +206,7 @@ def init(
     rows = MEASURED if verify is None else REPEATABLE
     merge = chosen_codec(codec or USUAL_CODEC, rows)
     smaller = [] if codec is not None else list(map(settings_of, smaller_choices(USUAL_CODEC, rows)))
-    run = NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify)
+    run = NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify, optimizer)
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(
         *(run, groups, options, token_size), total_tokens=total_tokens, local_steps=local_steps, smaller=smaller

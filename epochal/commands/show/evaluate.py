@@ -1,4 +1,4 @@
-"""`epochal evaluate`: the loss of a run's checkpoints on data, encoded as the run encodes them, into its history."""
+"""`epochal evaluate`: the loss of a run's checkpoints on data, or benchmarks of lm_eval, into the run's history."""
 
 import json
 from dataclasses import asdict
@@ -38,8 +38,10 @@ from epochal.tools.checkpoints.run_address import (
     RunArgument,
     following_policy,
 )
-from epochal.tools.evaluate.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions, checked_name
+from epochal.tools.evaluate.benchmarks import BenchmarkOptions
+from epochal.tools.evaluate.evaluator import BenchmarkedReplica, Evaluator, EvaluatorOptions, Figure, checked_name
 from epochal.tools.evaluate.losses import EvaluationOptions
+from epochal.tools.sample.text_tokens import TextOptions
 
 
 def evaluate(
@@ -64,7 +66,8 @@ def evaluate(
         str | None, typer.Option(help="Split of a folder of JSON lines or parquet files. Default: validation.")
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Number of samples to evaluate, from the first one on. Default: all.")
+        int | None,
+        typer.Option(min=1, help="Number of samples, or questions of each task, from the first one on. Default: all."),
     ] = None,
     name: Annotated[
         str | None,
@@ -76,6 +79,23 @@ def evaluate(
     record: Annotated[
         bool, typer.Option("--record/--no-record", help="Report each loss to the coordinator, for the run's history.")
     ] = True,
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Compute these tasks of lm_eval instead of a loss, as hellaswag,arc_easy; or task files, NAME.yaml.",
+        ),
+    ] = None,
+    shots: Annotated[
+        int | None, typer.Option(min=0, help="With --tasks: solved examples before each question. Default: the task's.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PLACE",
+            help="With --tasks: tokenizer, a path, hf://…, s3://… or gs://…, or bytes. Default: that of the run.",
+        ),
+    ] = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     base: BaseOption = None,
@@ -85,7 +105,7 @@ def evaluate(
     tls_ca: CoordinatorCaOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."""
+    """Compute the loss of a run's checkpoint, or benchmarks (--tasks), and record them in the run's history."""
     if follow and step is not None:
         raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
@@ -93,7 +113,15 @@ def evaluate(
     check_machine(torch)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     address = RunAddress(run, admin_token, tls_ca, permissions.reach)
-    evaluation = EvaluationOptions(permissions if address.is_served else OWNERS, data, split, samples, torch)
+    permitted = permissions if address.is_served else OWNERS
+    evaluation: EvaluationOptions | BenchmarkOptions = EvaluationOptions(permitted, data, split, samples, torch)
+    if tasks is not None:
+        if (data, split, name) != (None, None, None):
+            raise InvalidInput("--tasks have data and names of their own; leave --data, --split and --name out")
+        listed = tuple(one.strip() for one in tasks.split(","))
+        evaluation = BenchmarkOptions(permitted, listed, shots, samples, TextOptions(tokenizer), torch)
+    elif (shots, tokenizer) != (None, None):
+        raise InvalidInput("--shots and --tokenizer go with --tasks")
     checked = None if name is None else checked_name(name)
     policy = following_policy(reconnect_s, follows=follow)
     if data is not None:
@@ -111,7 +139,7 @@ def evaluate(
     run_to_end(main())
 
 
-def _show(found: EvaluatedReplica, *, as_json: bool) -> None:
+def _show(found: Figure, *, as_json: bool) -> None:
     say(_as_json(found) if as_json else _as_text(found))
 
 
@@ -119,13 +147,19 @@ def _note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def _as_json(found: EvaluatedReplica) -> str:
+def _as_json(found: Figure) -> str:
     return json.dumps(asdict(found))
 
 
-def _as_text(found: EvaluatedReplica) -> str:
+def _as_text(found: Figure) -> str:
+    recorded = f"; recorded as {found.name}" if found.recorded else ""
+    if isinstance(found, BenchmarkedReplica):
+        figure = found.benchmark
+        error = "" if figure.stderr is None else f" ± {figure.stderr:.4f}"
+        questions = counted(found.samples, "question")
+        figures = f"{found.name} {figure.metric} {figure.value:.4f}{error} ({questions}){recorded}"
+        return f"{found.run_id}, replica {found.step}: {figures}"
     loss = "nothing to predict" if found.loss is None else f"loss {found.loss:.4g} nats per {found.predicted}"
     of = "" if found.split is None else f", {found.split}"
-    recorded = f"; recorded as {found.name}" if found.recorded else ""
     data = f"{counted(found.samples, 'sample')}, {counted(found.tokens, found.predicted)}{of}"
     return f"{found.run_id}, replica {found.step}: {loss} ({data}){recorded}"

@@ -18,6 +18,10 @@ MOST_CHECKPOINTS = 40
 """Of a new run: so many points has the curve of its held-out loss (`epochal evaluate --follow`)."""
 COMMENT_COLUMN = 39
 _REPEATABLE = 'inner_state = "reset"                   # so that verifiers can compute a result again\n'
+_OPTIMIZER_LINES = {
+    "AdamW": "betas = [0.9, 0.95]\neps = 1e-8\n",
+    "Muon": "momentum = 0.95                         # of hidden matrices; AdamW moves the other tensors\n",
+}
 _COMMENT = re.compile(r"^([^#\s][^#\n]*?) {2,}(# .*)$", re.MULTILINE)
 
 
@@ -34,6 +38,7 @@ class NewRun:
         entries: the keys, or the invitations' digests, with which it begins.
         tokenizer: SHA-256 of the tokenizer of its data; None where it is not known.
         verify: percent of its results that verifiers compute again; None for none.
+        optimizer: of the clients, "AdamW" or "Muon".
     """
 
     run_id: str
@@ -45,6 +50,7 @@ class NewRun:
     entries: tuple[str, ...] = ()
     tokenizer: str | None = None
     verify: int | None = None
+    optimizer: str = "AdamW"
 
 
 def data_text(folder: str, token_size: int, seq_len: int, seed: bytes | None) -> str:
@@ -140,10 +146,8 @@ warmup_steps = {warm_up}
 final_lr = {0.002 if is_small else 0.0002}
 total_steps = {local_steps}
 
-[model.LLM.optimizer.AdamW]
-betas = [0.9, 0.95]
-weight_decay = {0.0 if is_small else 0.1}
-eps = 1e-8
+[model.LLM.optimizer.{run.optimizer}]
+{_OPTIMIZER_LINES[run.optimizer]}weight_decay = {0.0 if is_small else 0.1}
 clip_grad_norm = 1.0
 
 [merge]

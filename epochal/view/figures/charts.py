@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.evaluation_reports import Evaluation, benchmarks_among, losses_among
 from epochal.state.messages.history_rows import RoundFigures, thinned
 from epochal.state.shown.explanation import settled_rounds
 from epochal.state.shown.smoothing import SMOOTHED_PART, smoothed
@@ -70,8 +70,9 @@ def round_charts(rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation]
     if not rows:
         return ()
     few = thinned(rows, MAX_POINTS)
-    loss = _loss(rows, few, evaluations)
-    return (loss, *_gradient_norm(few), _members(few), _throughput(few), _traffic(few), _waits(few))
+    loss = _loss(rows, few, losses_among(evaluations))
+    benchmarks = _benchmarks(few, benchmarks_among(evaluations))
+    return (loss, *benchmarks, *_gradient_norm(few), _members(few), _throughput(few), _traffic(few), _waits(few))
 
 
 def _ends(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
@@ -86,11 +87,7 @@ def _loss(whole: Sequence[RoundFigures], rows: Sequence[RoundFigures], evaluatio
     means = smoothed(middles, [row.loss for row in rows], [row.rounds for row in rows], half)
     averaged = tuple(math.nan if mean is None else mean for mean in means)
     lines = [Line("training, each round", xs, losses), Line("training, smoothed", xs, averaged)]
-    by_step = {row.step: x for row, x in zip(rows, xs, strict=True)}
-    for name in sorted({found.name for found in evaluations}):
-        points = sorted((found.step, found.loss) for found in evaluations if found.name == name)
-        placed = [(_place(step, by_step), loss) for step, loss in points]
-        lines.append(Line(f"evaluated: {shortened(name)}", *_columns(placed), has_marks=len(placed) <= MAX_MARKS))
+    lines += _curves(evaluations, rows, "evaluated: ")
     last = next((row.loss for row in reversed(whole) if row.loss is not None), math.nan)
     return LineChart(
         "Loss",
@@ -100,6 +97,24 @@ def _loss(whole: Sequence[RoundFigures], rows: Sequence[RoundFigures], evaluatio
         tuple(lines),
         from_zero=False,
     )
+
+
+def _curves(evaluations: Sequence[Evaluation], rows: Sequence[RoundFigures], before: str = "") -> Iterator[Line]:
+    """Yield a line for each name and metric."""
+    by_step = {row.step: x for row, x in zip(rows, _ends(rows), strict=True)}
+    for key in sorted({found.key for found in evaluations}):
+        same = [found for found in evaluations if found.key == key]
+        points = sorted((found.step, found.value) for found in same)
+        placed = [(_place(step, by_step), value) for step, value in points]
+        title = f"{before}{shortened(same[0].title)}"
+        yield Line(title, *_columns(placed), has_marks=len(placed) <= MAX_MARKS)
+
+
+def _benchmarks(rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation]) -> Iterator[LineChart]:
+    if evaluations:
+        lines = tuple(_curves(evaluations, rows))
+        note = "tasks of lm_eval, without their standard errors, which the table has"
+        yield LineChart("Benchmarks", note, "round", "figure of the task", lines)
 
 
 def _gradient_norm(rows: Sequence[RoundFigures]) -> Iterator[LineChart]:

@@ -21,7 +21,7 @@ from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.glossary import CHECKS
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.evaluation_reports import newest_evaluations
+from epochal.state.messages.evaluation_reports import benchmarks_among, losses_among, newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.tries import shown_progress
 from epochal.state.text.amounts import counted
@@ -121,8 +121,10 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     norm = next((row.gradient_norm for row in reversed(rows) if row.gradient_norm is not None), None)
     if norm is not None:
         yield "gradient norm", f"{norm:.4g}"
-    for found in newest_evaluations(record.evaluations):
-        yield f"evaluated: {found.name}", f"{found.loss:.4f} nats/token, replica {found.step}, {found.tokens:,} tokens"
+    for found in newest_evaluations(losses_among(record.evaluations)):
+        yield f"evaluated: {found.name}", f"{found.value:.4f} nats/token, replica {found.step}, {found.tokens:,} tokens"
+    for found in newest_evaluations(benchmarks_among(record.evaluations)):
+        yield f"benchmark: {found.title}", f"{found.shown_value}, replica {found.step}, {found.samples:,} samples"
     yield "members", f"{len(record.members):,}, of which {sum(one.ready for one in record.members):,} are ready"
     if rows:
         yield "time", f"{_when(rows[0].started_s)} to {_when(rows[-1].ended_s)}"

@@ -9,7 +9,7 @@ import numpy as np
 from epochal.batching.round_plan import RoundPlan, plan_round
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
-from epochal.state.config.model_table import AdamW, Constant, NgramConfig
+from epochal.state.config.model_table import AdamW, Constant, Muon, NgramConfig
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.state.schedule import InnerSchedule
@@ -21,6 +21,7 @@ from epochal.trainers.protocol import TrainedRound, Trainer
 SEED = bytes(range(32))
 TINY = NgramConfig(context=3, embedding=4, hidden=5)
 ADAMW = AdamW(betas=(0.9, 0.95), weight_decay=0.01, eps=1e-8, clip_grad_norm=1.0)
+MUON = Muon(momentum=0.95, weight_decay=0.01, clip_grad_norm=1.0)
 PHRASE = b"the run goes on. "
 
 

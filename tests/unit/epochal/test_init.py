@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from epochal.commands.design.init import DEFAULT_CLIENTS
 from epochal.state.config.data_file import check_together, parse_data_config
+from epochal.state.config.model_table import Muon
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
@@ -68,6 +69,12 @@ def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeyp
     for command in commands:
         run_main(*command).expect(0)
     run_main("check", "OTHER_DIR/state.toml", "--data-config", "OTHER_DIR/data.toml").expect(0, "is valid")
+
+
+def test_optimizer_that_is_asked_for_is_written(tmp_path: Path) -> None:
+    run_main("init", str(tmp_path / "run"), "--optimizer", "muon", "--verify", "10").expect(0)
+    assert isinstance(state_in(tmp_path / "run").model.LLM.optimizer, Muon)
+    run_main("check", str(tmp_path / "run" / "state.toml")).expect(0, "is valid")
 
 
 def test_codec_that_loses_much_is_refused_with_its_price(tmp_path: Path) -> None:

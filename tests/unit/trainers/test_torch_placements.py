@@ -13,7 +13,7 @@ def test_norm_of_gradients_is_taken_on_any_device() -> None:
     need_module("torch")
     import torch
 
-    from epochal.trainers.torch.adamw import norm_of
+    from epochal.trainers.torch.optimizer import norm_of
 
     assert norm_of([torch.ones(3, device="meta"), torch.ones(2, device="meta")]).device.type == "meta"
     assert float(norm_of([torch.tensor([3.0]), torch.tensor([4.0])])) == 5.0

@@ -18,6 +18,7 @@ const MEMBERS_MS = 5_000;
 const MAX_CHECKPOINTS = 10;
 const MAX_TOOK_PART = 200;
 const MAX_EVALUATIONS = 3; // names of them that have a line each
+const BENCHMARK_COLOURS = ["--series-1", "--series-2", "--series-4", "--series-5", "--series-3"]; // so many have a line each
 const HELD_OUT_COLOURS = ["--series-2", "--series-4", "--series-5"];
 const FIGURES = ["training loss", "held-out loss", "step", "time to the end", "tokens/s", "member"];
 const QUIET_FIGURES = ["phase", "epoch", "tokens", "learning rate", "gradient norm", "applied", "carried", "quarantined", "checkpoint"];
@@ -61,6 +62,7 @@ export default class RunPanel {
   #ends = [];
   #charts = {};
   #evaluations = [];
+  #benchmarks = [];
   #checkpoints = [];
   #actions = [];
   #guide = null;
@@ -214,7 +216,9 @@ export default class RunPanel {
   }
 
   #setEvaluations(evaluations) {
-    this.#evaluations = evaluations;
+    this.#evaluations = evaluations.filter(({ benchmark }) => !benchmark);
+    this.#benchmarks = evaluations.filter(({ benchmark }) => benchmark)
+      .map((one) => ({ ...one, title: `${one.name} ${one.benchmark.metric}` })).sort((one, other) => one.step - other.step);
     if (this.#names.join() !== this.drawnNames) this.#rebuildLoss();
   }
 
@@ -372,6 +376,30 @@ export default class RunPanel {
     this.#charts.members.set(xs, [of("members"), of("ready")]);
     this.#charts.norm?.set(xs, [of("gradient_norm")]);
     this.#drawLoss(xs, of, run);
+    this.#drawBenchmarks(xs, of);
+  }
+
+  /** Draw the newest replicas' figures of each task of lm_eval, in a chart of their own: they are no losses. */
+  #drawBenchmarks(xs, of) {
+    const titles = [...new Set(this.#benchmarks.map(({ title }) => title))].slice(-BENCHMARK_COLOURS.length);
+    const drawn = titles.join();
+    if (drawn !== this.drawnTitles || !this.#charts.benchmarks) {
+      this.#charts.benchmarks?.destroy();
+      delete this.#charts.benchmarks;
+      this.drawnTitles = drawn;
+      if (!titles.length) return;
+      const series = titles.map((title, place) => ({ label: visible(title), colour: BENCHMARK_COLOURS[place], points: true }));
+      this.#charts.benchmarks = this.#add("Benchmarks", series, (value) => digits(value, 3), { fromZero: true });
+    }
+    const steps = of("step");
+    this.#charts.benchmarks.set(xs, titles.map((title) => {
+      const column = xs.map(() => null);
+      for (const { step, benchmark } of this.#benchmarks.filter((one) => one.title === title)) {
+        const place = steps.findIndex((one) => one >= step);
+        if (place >= 0) column[place] = benchmark.value;
+      }
+      return column;
+    }));
   }
 
   #drawLoss(xs, of, run) {

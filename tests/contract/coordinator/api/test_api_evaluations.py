@@ -23,6 +23,9 @@ REPORT: dict[str, Any] = {
 }
 
 
+BENCHMARK: dict[str, Any] = {"loss": None, "tokens": None, "benchmark": {"metric": "acc", "value": 0.5}}
+
+
 async def send(coordinator: Served, body: bytes | None = None, token: str | None = ADMIN, **changed: Any) -> Any:
     """Post the report, with some fields changed, or other bytes."""
     request = coordinator.http.build_request("POST", f"{coordinator.run_url}/evaluations", json=REPORT | changed)
@@ -44,7 +47,7 @@ async def test_evaluation_is_shown_in_history_and_status(coordinator: Served) ->
     assert (await send(coordinator)).status_code == 204
     (found,) = await history(coordinator)
     assert found.pop("recorded_s") > 0
-    assert found == {key: value for key, value in REPORT.items() if key != "replica_digest"}
+    assert found == {key: value for key, value in REPORT.items() if key != "replica_digest"} | {"benchmark": None}
     status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
     assert [(one["name"], one["loss"]) for one in status["evaluations"]] == [("validation", 2.5)]
 
@@ -52,7 +55,7 @@ async def test_evaluation_is_shown_in_history_and_status(coordinator: Served) ->
 @pytest.mark.parametrize(
     "changed",
     [
-        {"name": "n" * 33},
+        {"name": "n" * 65},
         {"name": ""},
         {"name": "with space"},
         {"name": ".hidden"},
@@ -61,6 +64,10 @@ async def test_evaluation_is_shown_in_history_and_status(coordinator: Served) ->
         {"loss": 1e10},
         {"loss": "2.5"},
         {"loss": None},
+        {"benchmark": {"metric": "acc", "value": 0.5}},
+        {"loss": None, "tokens": None, "benchmark": {"metric": "of two words", "value": 0.5}},
+        {"loss": None, "tokens": None, "benchmark": {"metric": "acc", "value": 0.5, "stderr": -0.1}},
+        {"loss": None, "tokens": None, "benchmark": {"metric": "acc", "value": 2e9}},
         {"tokens": 0},
         {"samples": 2**60},
         {"data_fingerprint": "short"},
@@ -108,6 +115,17 @@ async def test_metrics_have_the_newest_loss_of_each_name(coordinator: Served) ->
     metrics = measured(coordinator)
     for name, loss in (("validation", 3.0), ("test", 4.0), ("validation", 2.0)):
         await send(coordinator, name=name, loss=loss)
+    await send(coordinator, name="task", **BENCHMARK)
     read = metrics.registry.get_sample_value
     assert read("epochal_run_evaluation_loss", {"name": "validation"}) == 2.0
     assert read("epochal_run_evaluation_loss", {"name": "test"}) == 4.0
+    assert read("epochal_run_evaluation_loss", {"name": "task"}) is None, "no loss"
+
+
+async def test_figures_of_a_task_are_kept_apart_and_replaced_by_metric(coordinator: Served) -> None:
+    for metric, value in (("acc", 0.25), ("acc_norm", 0.5), ("acc", 0.75)):
+        figure = {"metric": metric, "value": value, "higher_is_better": True, "stderr": 0.01}
+        assert (await send(coordinator, name="task", **(BENCHMARK | {"benchmark": figure}))).status_code == 204
+    found = [one["benchmark"] for one in await history(coordinator)]
+    assert [(one["metric"], one["value"]) for one in found] == [("acc_norm", 0.5), ("acc", 0.75)]
+    assert {one["stderr"] for one in found} == {0.01}

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from epochal.commands.serve.up import plain_lines
 from epochal.state.intervals import BatchId
-from epochal.state.messages.evaluation_reports import Evaluation
+from epochal.state.messages.evaluation_reports import Benchmark, Evaluation
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import FailedBatches, FailedData, RunStatus
 from epochal.state.phase_names import RunState
@@ -119,6 +119,24 @@ def test_status_shows_each_evaluation_s_newest_replica() -> None:
     assert ["validation", "2.250", "2", "12,345", "2027-01-15", "08:00", "█▁"] in shown
     assert ["test", "3.500", "0", "12,345", "2027-01-15", "08:00"] in shown
     assert status_line(status).endswith("loss 2.500 validation 2.250 at 2")
+
+
+def test_status_shows_benchmarks_apart_with_their_standard_errors() -> None:
+    found = tuple(
+        Evaluation("task", step, None, None, 200, Sha256("ab" * 32), 1.8e9, Benchmark(metric, value, True, error))
+        for step, metric, value, error in (
+            (1, "acc", 0.25, 0.03),
+            (2, "acc", 0.5, 0.03125),
+            (2, "acc_norm", 0.75, None),
+        )
+    )
+    status = replace(status_of(1, 2.5), evaluations=found)
+    console = Console(file=StringIO(), width=120, record=True)
+    console.print(status_panel(status))
+    shown = [line.strip("│ ").split() for line in console.export_text().splitlines()]
+    assert ["task", "acc", "0.500", "±", "0.031", "2", "200", "2027-01-15", "08:00", "▁█"] in shown
+    assert ["task", "acc_norm", "0.750", "2", "200", "2027-01-15", "08:00"] in shown
+    assert not any(line[:1] == ["evaluation"] for line in shown), "no table of losses"
 
 
 def test_status_shows_who_rests_and_for_what() -> None:

@@ -133,3 +133,10 @@ def test_invitations_and_keys_are_said_before_anybody_asks() -> None:
     found = guide(access__mode="invitations", access__invitations=["a" * 64])
     assert found.access == "invitations"
     assert guide().access == "open"
+
+
+def test_muon_keeps_one_moment_of_a_hidden_matrix() -> None:
+    layout = TensorLayout((("embed.weight", (100, 10)), ("layer.bias", (10,)), ("layer.weight", (10, 10))))
+    muon = {"Muon": {"momentum": 0.95, "weight_decay": 0.0}}
+    found = room_of(run(model__LLM__optimizer=muon), layout, 1, clients=1)
+    assert found.trainer_bytes == 16 * (100 * 10 + 10) + 12 * 100
