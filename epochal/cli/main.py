@@ -56,9 +56,6 @@ COMMANDS = {
     "show.evaluate:evaluate": (
         "Compute the loss of a run's checkpoint, or benchmarks (--tasks), and record them in the run's history."
     ),
-    "show.sample:sample": (
-        "Let a run's newest checkpoint continue text (--prompt), answer a chat (--chat), or serve both (--serve)."
-    ),
     "show.export:export": (
         "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
     ),
