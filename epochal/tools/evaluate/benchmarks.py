@@ -32,6 +32,8 @@ from epochal.trainers.learner import Learner
 from epochal.trainers.torch.torch_options import TorchOptions
 
 MAX_NAMES_SHOWN = 5
+BOOTSTRAPS = 1000
+"""Samples, drawn again, of which the standard error of a figure without a formula, such as a perplexity, is made."""
 _ENDINGS = (".yaml", ".yml")
 _NO_FILTER = "none"
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]+")
@@ -128,6 +130,7 @@ class BenchmarkComputation:
                     tasks=self._tasks.loaded,
                     num_fewshot=options.shots,
                     limit=options.samples,
+                    bootstrap_iters=BOOTSTRAPS,
                     log_samples=False,
                     task_manager=self._tasks.manager,
                 )
