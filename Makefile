@@ -14,9 +14,13 @@ help:  ## show this
 
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Epochal needs Python 3.11 or newer; set PYTHON=…")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo 'making $(VENV), an environment for development'
+	@$(PYTHON) -m venv $(VENV)
+	@echo 'bringing its pip up to date'
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo 'installing Epochal from this folder and its tools for development: a minute or more, the first time'
+	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	@echo 'ready: $(BIN)/epochal, and `make` lists what else there is'
 	@touch $@
 
 setup: $(STAMP)  ## create .venv with everything that development needs

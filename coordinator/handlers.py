@@ -23,7 +23,8 @@ from epochal.coordinator.insight.contributions import receipt_of
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.datasets import disagreement
-from epochal.coordinator.machine.membership import check_join
+from epochal.coordinator.machine.membership import check_admitted, check_join
+from epochal.coordinator.machine.parts.admissions import Applicant
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.verification import replay_key
 from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
@@ -38,7 +39,7 @@ from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.receipts import Receipt, ReceiptRequest
-from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport, ScoreReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, client_id_of, sha256_hex
 
@@ -52,6 +53,7 @@ _REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
     messages.CheckpointReport: stimuli.CheckpointReported,
     messages.FailureReport: stimuli.StepFailed,
     messages.TimesReport: stimuli.TimesReported,
+    messages.LeavingReport: stimuli.LeaveAnnounced,
 }
 
 
@@ -128,7 +130,11 @@ class Handlers:
     def check_admin(self, token: str | None) -> None:
         """Raise `Refused` unless it is the operator's token: `unauthorized` if there is none, `forbidden` if wrong."""
         if not token:
-            raise Refused(Refusal.UNAUTHORIZED, "this needs the admin token (Authorization: Bearer …)")
+            raise Refused(
+                Refusal.UNAUTHORIZED,
+                "this needs the admin token, which the coordinator printed at its first start: a command takes it from "
+                "EPOCHAL_ADMIN_TOKEN, a request in its header (Authorization: Bearer …)",
+            )
         self.admin.check(token)
 
     def blob_reader(self, token: str | None) -> ClientId:
@@ -195,7 +201,12 @@ class Handlers:
     # Membership
 
     def challenge(self, request: messages.ChallengeRequest) -> messages.Challenge:
-        """Return a nonce to sign, and the coordinator's key."""
+        """Return a nonce to sign, and the coordinator's key. Raise `Refused` to one that joins and is not admitted."""
+        if request.joins:
+            self._check_loaded()
+            run, client_id = self.service.run, client_id_of(bytes.fromhex(request.public_key))
+            applicant = Applicant(client_id, request.public_key, request.invitation_sha256)
+            check_admitted(run.members, run.state_file.access, applicant, run.clock.now_s)
         nonce = self.nonces.make(request.public_key, self.service.now_s())
         return messages.Challenge(nonce, NONCE_LIFETIME_S, self.nonces.coordinator_key)
 
@@ -388,6 +399,14 @@ class Handlers:
         self._check_verifier_rate(verifier)
         try:
             await self.submit(stimuli.ReplayReported(verifier, report))
+        finally:
+            self.replays.end(verifier, replay_key(report.step, report.client_id))
+
+    async def report_score(self, verifier: str, report: ScoreReport) -> None:
+        """Take a verifier's score, also after its lease has ended. Raise `Refused` as `report_replay` does."""
+        self._check_verifier_rate(verifier)
+        try:
+            await self.submit(stimuli.ScoreReported(verifier, report))
         finally:
             self.replays.end(verifier, replay_key(report.step, report.client_id))
 

@@ -42,6 +42,7 @@ from epochal.state.messages.replay_messages import (
     LeasedReplay,
     ReplayFailure,
     ReplayReport,
+    ScoreReport,
     VerifierToken,
 )
 from epochal.state.messages.requests import (
@@ -309,7 +310,7 @@ class CoordinatorClient:
     async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
         """Return a result to compute again, leased; None if none comes within `wait_s`.
 
-        This and the next five need a verifier's token.
+        This and the next six need a verifier's token.
         """
         answer = await self._request("POST", "/replays", params={"wait_s": wait_s}, wait_s=wait_s)
         is_none = answer.status_code == httpx.codes.NO_CONTENT
@@ -326,6 +327,10 @@ class CoordinatorClient:
     async def report_replay(self, report: ReplayReport) -> None:
         """Report how far a result is from its replay, also after the lease."""
         await self._request("POST", "/replays/reports", message=report)
+
+    async def report_score(self, report: ScoreReport) -> None:
+        """Report what a result is worth, also after the lease."""
+        await self._request("POST", "/replays/scores", message=report)
 
     async def report_failed_replay(self, failure: ReplayFailure) -> None:
         """Report why a result cannot be computed again."""

@@ -28,6 +28,7 @@ from epochal.state.messages.requests import (
     Capabilities,
     ChallengeRequest,
     JoinRequest,
+    LeavingReport,
     Report,
     ResultCommitment,
     Session,
@@ -36,7 +37,7 @@ from epochal.state.messages.requests import (
 )
 from epochal.state.messages.round_times import TimesReport
 from epochal.state.refusals import Refusal, Retry
-from epochal.state.wire import ClientId, Sha256
+from epochal.state.wire import ClientId, Sha256, sha256_hex
 
 if TYPE_CHECKING:  # with numpy, which commands that carry no blob do not need
     from epochal.runtime.files.spool_part import SentBytes
@@ -165,6 +166,13 @@ class CoordinatorSession(ForwardedRequests):
         """
         await self._join_after(0)
 
+    async def check_admission(self) -> None:
+        """Raise `Refused` (`access-denied`, `ejected`) if the run would not admit this client: before it prepares."""
+        invitation = self._profile.invitation
+        offered = None if invitation is None else sha256_hex(invitation.encode())
+        asked = ChallengeRequest(self._profile.key.public_key, joins=True, invitation_sha256=offered)
+        await self._carry(self._api.challenge, asked)
+
     async def renew(self) -> None:
         """Exchange the session token and the data ticket for fresh ones."""
         number = self.session_number
@@ -249,6 +257,16 @@ class CoordinatorSession(ForwardedRequests):
                 await self._api.report(report)
         except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
             log.debug("times_not_heard", extra={"reason": str(error)})
+
+    async def announce_leave(self) -> None:
+        """Report that this member leaves after the round: one bounded attempt, because it withdraws then anyway."""
+        if self._session is None or self._lost:
+            return
+        try:
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._api.report(LeavingReport())
+        except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
+            log.debug("leave_not_heard", extra={"reason": str(error)})
 
     async def withdraw(self) -> None:
         """Leave the run: one bounded attempt, because the coordinator drops a silent member anyway."""

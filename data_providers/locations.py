@@ -3,8 +3,8 @@
 `--data LOCATION` is `dummy`, `tcp://host:port`, `http://…` or `https://…` of one token file, `s3://bucket/folder`,
 `gs://bucket/folder` or `az://account/container/folder`, the path of a token file, of a folder of them, of a parquet or
 JSON-lines file or of a `data.toml`, the path or URL of a mix (`….json`), `hf://datasets/NAME` of a dataset of the
-Hugging Face Hub, or `name://…` for a provider that another package registers (`data_providers/open_data.py`). Where a
-run packs, the files hold records.
+Hugging Face Hub, or `name://…` for a provider that another package registers (`data_providers/open_data.py`). A path
+may be written as `file:///PATH`. Where a run packs, the files hold records.
 """
 
 from dataclasses import dataclass
@@ -38,12 +38,13 @@ from epochal.state.config.data_location import (
     WeightedHttp,
 )
 from epochal.state.errors import InvalidInput
+from epochal.state.text.file_urls import path_of
 
 MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2
 """For locations that cannot specify a token size, such as `Local = "path"`."""
 
-BUILT_IN_SCHEMES = frozenset({"dummy", *SERVER_SCHEMES, "http", "https", "s3", "gs", "az", HUB_SCHEME})
+BUILT_IN_SCHEMES = frozenset({"dummy", *SERVER_SCHEMES, "file", "http", "https", "s3", "gs", "az", HUB_SCHEME})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +63,9 @@ AnyLocation: TypeAlias = DataLocation | HttpLocation | HubDataset | Registered
 
 def parse_location(text: str) -> Override:
     """Parse the value of `--data`; `InvalidInput` if it has none of the forms that this module's docstring lists."""
-    scheme, separator, rest = text.partition("://")
     try:
+        text = path_of(text)
+        scheme, separator, rest = text.partition("://")
         if text == "dummy":
             return DummyData()
         if scheme in ("http", "https") and separator:
@@ -86,6 +88,8 @@ def parse_location(text: str) -> Override:
         return Registered(scheme, rest) if separator else Local(text)
     except ValidationError as error:
         raise InvalidInput(f"data location {text!r}: {error.errors()[0]['msg']}", location=text) from error
+    except ValueError as error:
+        raise InvalidInput(f"data location {text!r}: {error}", location=text) from error
 
 
 def permissions_of_owner(location: AnyLocation, permissions: Permissions) -> Permissions:

@@ -106,6 +106,7 @@ class DataOrder(Generic[File]):
             size, sequence length and shuffle.
         contents: the files' contents, as far as manifests name them.
         identified_by: in words, the property of the files that the fingerprint covers.
+        read_as: in words, how plain tokens are read, which the fingerprint covers as well; "" of other data.
 
     Raises:
         CorruptData: no file holds a whole sample, or two have the same name. The fault of the data's owner.
@@ -144,6 +145,9 @@ class DataOrder(Generic[File]):
         self.contents = contents
         names = [file.name for file in self.files]
         self.identified_by = identified_by(names, contents)
+        order = "in the files' order" if spec.shuffle_seed is None else "shuffled"
+        words = f"{spec.token_size_bytes}-byte tokens, {length:,} a sample, {order}"
+        self.read_as = "" if fingerprint_of else words
         by_name = (fingerprint_of or self._fingerprint_of_tokens)(self.files)
         self.fingerprint = content_fingerprint(by_name, names, contents)
         facts = {

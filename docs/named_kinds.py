@@ -73,4 +73,6 @@ def _nodes() -> tuple[ast.AST, ...]:
 def _parsed() -> Iterator[ast.AST]:
     for package in PACKAGES:
         for path in (ROOT / package).rglob("*.py"):
-            yield from ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, (ast.Call, ast.ClassDef)):
+                    yield node

@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # for editors and type checkers: the names of `_EXPORTS` as i
         RunConnection as RunConnection, RunWentBack as RunWentBack, connect as connect,
     )
     from epochal.remote.history_arrays import HistoryArrays as HistoryArrays
+    from epochal.remote.sampling import Sample as Sample
     from epochal.remote.run_local import LocalTraining as LocalTraining, run_local as run_local
     from epochal.state.documents import RunDocument as RunDocument
     from epochal.state.messages.evaluation_reports import Evaluation as Evaluation
@@ -116,6 +117,7 @@ _EXPORTS = {
     "epochal.data_providers.fetcher": "DataFetcher FetchSettings BatchReceiver",
     "epochal.remote.connection": "connect RunConnection RunWentBack",
     "epochal.remote.history_arrays": "HistoryArrays",
+    "epochal.remote.sampling": "Sample",
     "epochal.remote.run_local": "run_local LocalTraining",
     "epochal.state.messages.requests": "RunStatus",
     "epochal.state.phase_names": "RunState",

@@ -123,6 +123,7 @@ class Agent:
         return ClientEnd(self._reason, step, digest)
 
     async def _take_part(self, manager: RunManager) -> None:
+        await self._session.check_admission()
         await self._check_trainer()
         await self._session.join()
         async with asyncio.TaskGroup() as group:
@@ -172,6 +173,7 @@ class Agent:
         clock = self._dependencies.retry_policy.clock
         at_latest_s = clock.monotonic_s() + self._leave_bound_s
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._session.announce_leave())
             round_done = group.create_task(manager.round_done())
             while not round_done.done():
                 refused_s = self._session.repeating_s

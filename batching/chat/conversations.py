@@ -25,7 +25,7 @@ class Conversation:
 
     Attributes:
         messages: with `role` and `content`, and whatever else the record's author put into them for the template.
-        learnt: positions of the messages that are learnt, ascending; at least one.
+        learnt: positions of the messages that are learnt, ascending; none where the assistant is asked.
         tools: the record's own, for the template; None for none.
     """
 
@@ -69,6 +69,14 @@ def conversation_of(record: Any, learn: Learn = "assistant") -> Conversation:
     if not learnt:
         raise CorruptData("no message of the assistant's is to be learnt")
     return Conversation(tuple(messages), tuple(learnt[-1:] if learn == "last" else learnt), _tools(fields))
+
+
+def asked(messages: Any) -> Conversation:
+    """Return the conversation that the assistant is to continue. Raise `CorruptData` if they are no messages."""
+    found = _messages(messages, "messages")
+    if len(found) > MAX_MESSAGES:
+        raise CorruptData(f"{len(found)} messages; at most {MAX_MESSAGES}")
+    return Conversation(tuple(found), ())
 
 
 def texts_in(value: Any) -> Iterator[str]:

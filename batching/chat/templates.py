@@ -102,12 +102,16 @@ class ChatTemplate:
         Raises:
             CorruptData: the template refuses the conversation, or it is not clear which tokens are learnt.
         """
-        for place, part in conversation.parts:
-            if found := next(filter(None, map(_RESERVED.search, texts_in(part))), None):
-                raise CorruptData(f"{place} has U+{ord(found[0]):X}, which Unicode reserves for programs")
+        _check_reserved(conversation)
         if self.marks_what_is_learnt:
             return self._marked(conversation)
         return self._compared(conversation)
+
+    def prompt(self, conversation: Conversation) -> str:
+        """Return the text that asks for the assistant's next message. Raises `CorruptData` as `render` does."""
+        _check_reserved(conversation)
+        text = self._text(conversation, conversation.messages, prompts=True)
+        return text.replace(_START, "").replace(_STOP, "")
 
     def _marked(self, conversation: Conversation) -> RenderedChat:
         parts = re.split(f"([{_START}{_STOP}])", self._text(conversation, conversation.messages))
@@ -157,6 +161,12 @@ class ChatTemplate:
             )
         except Exception as error:  # a template's expressions may raise anything
             raise CorruptData(f"chat template {self.name}: {type(error).__name__}: {error}") from error
+
+
+def _check_reserved(conversation: Conversation) -> None:
+    for place, part in conversation.parts:
+        if found := next(filter(None, map(_RESERVED.search, texts_in(part))), None):
+            raise CorruptData(f"{place} has U+{ord(found[0]):X}, which Unicode reserves for programs")
 
 
 def _compiled(source: str, name: str) -> Callable[..., str]:

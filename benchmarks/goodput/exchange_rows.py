@@ -19,10 +19,13 @@ from epochal.state.config.model_table import NgramConfig
 MB = 1e6
 FEW = NgramConfig(context=8, embedding=64, hidden=2580)
 """Two million parameters: a result is a megabyte, beside which messages are few."""
-MILLIONS = {50: NgramConfig(context=8, embedding=512, hidden=11_450)}
+MILLIONS = {
+    50: NgramConfig(context=8, embedding=512, hidden=11_450),
+    100: NgramConfig(context=8, embedding=1024, hidden=11_800),
+}
 MEMBERS = ((4, 3, 2), (16, 3, 2), (64, 2, 1))
 """Number of members, first round that is counted, and number of rounds."""
-LARGE = ((50, 4), (50, 8))
+LARGE = ((100, 2), (50, 4), (50, 8), (50, 16))
 """Millions of parameters, and members, of the rounds that are timed."""
 WARM, TIMED = 3, 2
 WITHIN_S = 240.0
@@ -103,18 +106,15 @@ async def measure_bytes(folder: Path) -> list[Figure]:
     return figures
 
 
-async def measure_rounds(folder: Path) -> list[Figure]:
-    """Measure rounds of large models."""
-    figures = []
-    for millions, members in LARGE:
-        found = await timed(folder, MILLIONS[millions], members)
-        name, model_mb = f"C, {millions} M parameters, {members} members", 4.0 * millions
-        figures += [
-            Figure(f"{name}: a round", found.round_s, "s"),
-            Figure(
-                f"{name}: a client's peak",
-                *(found.client_bytes / MB, "MB", f"≤ {3.2 * model_mb + 250:,.0f} MB", model_mb, "M in float32", 1),
-            ),
-            Figure(f"{name}: the coordinator's peak", found.coordinator_bytes / MB, "MB", "≤ 400 MB", digits=1),
-        ]
-    return figures
+async def measure_round(folder: Path, millions: int, members: int) -> list[Figure]:
+    """Measure rounds of a large model; millions of parameters, and members, are those of `LARGE`."""
+    found = await timed(folder, MILLIONS[millions], members)
+    name, model_mb = f"C, {millions} M parameters, {members} members", 4.0 * millions
+    return [
+        Figure(f"{name}: a round", found.round_s, "s"),
+        Figure(
+            f"{name}: a client's peak",
+            *(found.client_bytes / MB, "MB", f"≤ {3.2 * model_mb + 250:,.0f} MB", model_mb, "M in float32", 1),
+        ),
+        Figure(f"{name}: the coordinator's peak", found.coordinator_bytes / MB, "MB", "≤ 400 MB", digits=1),
+    ]

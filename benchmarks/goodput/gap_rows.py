@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.goodput.exchange_rows import state
+from benchmarks.goodput.exchange_rows import MILLIONS, state
 from benchmarks.goodput.shaped_run import Line, shaped_run
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.records import Kept, replay
@@ -22,7 +22,7 @@ from epochal.state.config.model_table import NgramConfig
 
 MODELS = {
     10: NgramConfig(context=8, embedding=256, hidden=4_310),
-    100: NgramConfig(context=8, embedding=1024, hidden=11_800),
+    100: MILLIONS[100],
 }
 """Models by their parameters in millions."""
 MEMBERS = 2

@@ -1,8 +1,8 @@
 """`python -m benchmarks goodput`: how much of the members' time is training, behind links as people have them.
 
-Its rows are chosen by name: `goodput-reference`, `goodput-speeds`, `goodput-exchange`, `goodput-gap`, `goodput-churn`
-and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows and keeps them
-in `before.json`, with commit and machine: the figures that the page shows as those of before.
+Its rows are chosen by name: `goodput-reference`, `goodput-speeds`, `goodput-exchange`, `goodput-rounds`, `goodput-gap`,
+`goodput-churn` and `goodput-members`; `goodput` is all of them. `python -m benchmarks.goodput.page ROW…` measures rows
+and keeps them in `before.json`, with commit and machine: the figures that the page shows as those of before.
 """
 
 import argparse
@@ -26,8 +26,16 @@ from benchmarks.plots import line_plot
 from epochal.state.errors import EpochalError
 
 KEPT = Path(__file__).parent / "before.json"
-ROWS = ("reference", "speeds", "exchange", "gap", "churn", "members")
-LETTERS = {"reference": "A", "speeds": "B", "exchange": "C", "gap": "Gap", "churn": "E", "members": "Members"}
+LETTERS = {
+    "reference": "A",
+    "speeds": "B",
+    "exchange": "C",
+    "rounds": "C",
+    "gap": "Gap",
+    "churn": "E",
+    "members": "Members",
+}
+ROWS = tuple(LETTERS)
 FAILED = "not measured"
 WHOLE_S, ROW_S = 870.0, 420.0
 """Maximum time of all rows together, and of one: with its start and its end, the whole takes a quarter of an hour."""
@@ -167,7 +175,9 @@ async def _measured(rows: Sequence[str], folder: Path, budget: Budget) -> list[F
         figures += await budget.row("speeds", speed_rows.measure(folder))
     if "exchange" in rows:
         figures += await budget.row("exchange", exchange_rows.measure_bytes(folder))
-        figures += await budget.row("exchange", exchange_rows.measure_rounds(folder))
+    if "rounds" in rows:
+        for large in exchange_rows.LARGE:
+            figures += await budget.row("rounds", exchange_rows.measure_round(folder, *large))
     if "gap" in rows:
         figures += await budget.row("gap", gap_rows.measure(folder))
     return figures

@@ -2,10 +2,11 @@
 
 The runs are those of `benchmarks/training/quality.py`, with results encoded and decoded as in a run. They are kept
 in `codec_results`; `python -m benchmarks.training.codec_quality` only makes those that are missing, as
-`benchmarks.training.quality` does.
+`benchmarks.training.quality` does: with words, those that have one of them in their file's name, such as `update-int4`.
 """
 
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -60,8 +61,13 @@ UPDATES = tuple(
     replace(clients_setting(steps), update=codec) for codec in ("int4", "int8") for steps in (ROUND_STEPS, 8, 100)
 )
 """The defaults of `[merge]` where everybody takes the mean as a codec leaves it; a row is shown once it is measured."""
-DELAYS = tuple(replace(clients_setting(steps), delay=1) for steps in (ROUND_STEPS, 8, 100))
-"""The defaults of `[merge]` with `delay = 1`; a row is shown once it is measured."""
+EAGER = replace(clients_setting(ROUND_STEPS), delay=1)
+"""The defaults of `[merge]` with `delay = 1`."""
+EAGER_LR = 0.5
+"""Outer rate with `delay = 1`. A client starts from an outer step of its own result, of which all that differs from
+the mean is noise, made larger by η · (1 + μ): above 1 it grows from round to round."""
+DELAYS = (*(replace(clients_setting(steps), delay=1, outer_lr=EAGER_LR) for steps in (ROUND_STEPS, 8, 100)), EAGER)
+"""Training ahead; a row is shown once it is measured."""
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
@@ -90,7 +96,7 @@ class Row:
     def seeds(self) -> tuple[int, ...]:
         """One for what is far worse or was only tried; one more for what comes near to float32."""
         is_dense = not self.setting.codec.startswith("sparse")
-        if self.setting in TRIED[1:] or (self.setting.outer_momentum == 0 and is_dense):
+        if self.setting in (*TRIED[1:], EAGER) or (self.setting.outer_momentum == 0 and is_dense):
             return SEEDS[:1]
         return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS) else SEEDS
 
@@ -147,6 +153,11 @@ def exact_of(setting: Setting) -> Row:
     return Row(replace(setting, update="exact"))
 
 
+def without_delay(setting: Setting) -> Row:
+    """Return the defaults of `[merge]` in rounds of the same length."""
+    return Row(clients_setting(setting.local_steps))
+
+
 def _figure(setting: Setting) -> Figure:
     row, default = Row(setting), beside(setting)
     exact = default.losses[: len(row.losses)]
@@ -164,8 +175,8 @@ def _update(setting: Setting) -> Figure:
 
 
 def _delay(setting: Setting) -> Figure:
-    row, without = Row(setting), Row(replace(setting, delay=0))
-    told = f"without delay, the same seeds; seed by seed {_shown(row.losses)}"
+    row, without = Row(setting), without_delay(setting)
+    told = f"the defaults without delay, the same seeds; seed by seed {_shown(row.losses)}"
     name, mean = f"{_short_name(setting)}, delay = 1", statistics.fmean(without.losses[: len(row.losses)])
     return Figure(name, statistics.fmean(row.losses), UNIT, DELAY_TARGET, mean, told, DIGITS)
 
@@ -186,4 +197,5 @@ def _shown(losses: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    make_missing(planned())
+    words = sys.argv[1:] or [""]
+    make_missing([run for run in planned() if any(word in run.path.name for word in words)])

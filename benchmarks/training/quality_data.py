@@ -5,10 +5,9 @@ They come from the same kept runs as the pages. A further choice (`update`, `del
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from benchmarks.training.codec_quality import DELAYS, UPDATES, Row, beside, exact_of, shown
+from benchmarks.training.codec_quality import DELAYS, UPDATES, Row, beside, exact_of, shown, without_delay
 from benchmarks.training.quality import MACHINE, ROUND_STEPS, SEEDS, Run, clients_setting
 from benchmarks.training.quality_training import CLIENTS, CONFIG, Setting
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -36,7 +35,7 @@ def document() -> dict[str, Any]:
         if (losses := Row(setting).losses)
     ]
     rows += [
-        _row("delay", setting, losses, Row(replace(setting, delay=0)).losses[: len(losses)]) | common
+        _row("delay", setting, losses, without_delay(setting).losses[: len(losses)]) | common
         for setting in DELAYS
         if (losses := Row(setting).losses)
     ]

@@ -73,7 +73,7 @@ def create_app(
         hosts: the names under which the application answers.
         join_hosts: those under which it is joined, beside the address to which a connection was made.
     """
-    metrics = metrics or CoordinatorMetrics(new_registry())
+    metrics, join_hosts = metrics or CoordinatorMetrics(new_registry()), join_hosts or JoinHosts()
     app = CoordinatorApp(
         title="Epochal coordinator",
         version=version,
@@ -87,7 +87,7 @@ def create_app(
     views = HistoryViews(insight, SharedThreads())
     viewers = app.state.viewers = Viewers(insight, views)
     metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers, handlers.replays)
-    reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts or JoinHosts())
+    reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts)
     hot = HotRoutes(app.behind, document=document.routes[0], routes=[*reading.routes, *membership.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
     for router in (
@@ -102,7 +102,7 @@ def create_app(
         history_routes(access, views, viewers, insight),
         member_routes(access, MemberViews(insight, SharedThreads())),
         access_routes(handlers),
-        join_routes(handlers, access, version),
+        join_routes(handlers, access, version, join_hosts.own_certificate),
         health_routes(handlers, metrics.http.notes),
     ):
         app.router.routes += router.routes  # `include_router` would put each together once more, at the first request

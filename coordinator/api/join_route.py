@@ -10,22 +10,25 @@ from epochal.runtime.http.bodies import document_response
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.shown.join_guide import JoinGuide, JoinRoom, join_guide, room_of
+from epochal.state.wire import Sha256
 
 
-def join_routes(handlers: Handlers, access: ViewerAccess, version: str) -> APIRouter:
+def join_routes(handlers: Handlers, access: ViewerAccess, version: str, own_certificate: Sha256 | None) -> APIRouter:
     """Return the route of the guide.
 
     Args:
         handlers: of the coordinator.
         access: says who may see the run.
         version: the program's.
+        own_certificate: SHA-256 of the coordinator's, if only those trust it who have it.
     """
     router = viewer_router(access)
 
     @router.get(f"{RUN}/join", summary="How a machine joins the run", response_model=JoinGuide)
     async def join() -> Response:
         room = await _room(handlers)
-        return document_response(join_guide(handlers.service.run.state_file, version, room), "no-cache")
+        guide = join_guide(handlers.service.run.state_file, version, room, own_certificate)
+        return document_response(guide, "no-cache")
 
     return router
 

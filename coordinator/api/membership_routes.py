@@ -23,6 +23,7 @@ REPORTS: tuple[tuple[type[messages.Report], str], ...] = (
     (messages.CheckpointReport, "Report the digest of a replica"),
     (messages.FailureReport, "Report that the step failed"),
     (messages.TimesReport, "Report the times of the last round, before leaving"),
+    (messages.LeavingReport, "Report that no round after the one under way is to count on this member"),
 )
 """Message and summary of each report; every answer is the client's standing."""
 

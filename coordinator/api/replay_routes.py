@@ -1,5 +1,6 @@
 """Routes of verifiers: results to compute again, by lease, and how far apart the two are."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -12,7 +13,13 @@ from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, document_response, read_message
 from epochal.runtime.http.openapi import DescribedRoute, takes
 from epochal.runtime.http.parameters import Query
-from epochal.state.messages.replay_messages import CalibrationReport, LeasedReplay, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import (
+    CalibrationReport,
+    LeasedReplay,
+    ReplayFailure,
+    ReplayReport,
+    ScoreReport,
+)
 
 
 def replay_routes(handlers: Handlers) -> APIRouter:
@@ -48,6 +55,14 @@ def replay_routes(handlers: Handlers) -> APIRouter:
         handlers.replays.give_back(verifier, lease)
         return Response(status_code=204)
 
+    _add_reports(router, handlers, verifier_of)
+    return router
+
+
+def _add_reports(router: APIRouter, handlers: Handlers, verifier_of: Callable[..., Awaitable[str]]) -> None:
+    """Add the routes by which verifiers report."""
+    replays = f"{RUN}/replays"
+
     @router.post(
         f"{replays}/reports",
         summary="How far a result is from its replay",
@@ -56,6 +71,16 @@ def replay_routes(handlers: Handlers) -> APIRouter:
     )
     async def report(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
         await handlers.report_replay(verifier, await read_message(request, ReplayReport))
+        return Response(status_code=204)
+
+    @router.post(
+        f"{replays}/scores",
+        summary="What a result is worth, where results are not computed again",
+        status_code=204,
+        openapi_extra=takes(body=ScoreReport),
+    )
+    async def score(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
+        await handlers.report_score(verifier, await read_message(request, ScoreReport))
         return Response(status_code=204)
 
     @router.post(
@@ -77,5 +102,3 @@ def replay_routes(handlers: Handlers) -> APIRouter:
     async def calibrate(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
         await handlers.report_calibration(verifier, await read_message(request, CalibrationReport))
         return Response(status_code=204)
-
-    return router

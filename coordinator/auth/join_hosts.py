@@ -12,7 +12,7 @@ from pathlib import Path
 
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.http.allowed_hosts import MAX_SHOWN_CHARS, canonical_host
-from epochal.runtime.http.certificate_names import names_in
+from epochal.runtime.http.certificate_names import names_in, own_fingerprint
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal
 
@@ -23,9 +23,13 @@ class JoinHosts:
     Args:
         named: names and addresses that the operator gave, without a port.
         certificate: the coordinator's own (PEM), whose names are hosts, too.
+
+    Attributes:
+        own_certificate: SHA-256 of the certificate if only those trust it who have it.
     """
 
     def __init__(self, named: Iterable[str] = (), certificate: Path | None = None) -> None:
+        self.own_certificate = own_fingerprint(certificate)
         names = {canonical_host(name) for name in named} | names_in(certificate)
         self._names = frozenset(name for name in names if not name.startswith("*."))
         self._domains = frozenset(name[2:] for name in names if name.startswith("*."))

@@ -18,6 +18,7 @@ from epochal.coordinator.machine.instructions import (
     ReplaysDrawn,
     ReplaysDropped,
     RunHeld,
+    Scored,
     SegmentEnded,
     SentToRest,
     VerifierTested,
@@ -75,6 +76,9 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
             of = {"client_id": found.client_id, **_name_of(run, found.client_id), "step": found.step}
             distance = {"excess": found.excess, "tolerance": tolerance, "replay_class": found.replay_class}
             log.info("replayed", extra={"verifier": verifier, **of, **distance, "verdict": verdict})
+        case Scored(verifier=verifier, report=score):
+            of = {"client_id": score.client_id, **_name_of(run, score.client_id), "step": score.step}
+            log.info("scored", extra={"verifier": verifier, **of, "gain": score.gain, "samples": score.samples})
         case Flagged(client_id=client_id, step=step, reason=reason):
             of = {"client_id": client_id, **_name_of(run, client_id), "step": step}
             log.warning("client_flagged", extra={**of, "reason": reason})

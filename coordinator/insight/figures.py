@@ -101,7 +101,7 @@ def detail_of(decided: OutcomeDecided, figures: RoundFigures, names: Mapping[Cli
         () if decided.outcome is None else (entry.client_id for entry in decided.outcome.entries)
     )
     clients = clients_of(decided.ended.round, applied, names, decided.ended.exams)
-    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients)
+    return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients, _seconds(decided.ended.away_s))
 
 
 def parts_of(run: Run) -> dict[ClientId, float]:

@@ -9,6 +9,7 @@ from epochal.state.config.state_file import RunConfig
 from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import all_of
 
 _UNDER_WAY = (RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.FINISHED)
 """Phases in which the present step is not the last one's past: its round is under way, or the run would go on to it."""
@@ -25,7 +26,7 @@ def finish(progress: RunProgress, clock: PhaseClock, config: RunConfig, event: F
     after, most = event.after_step, config.total_steps
     least = progress.step if clock.phase in _UNDER_WAY else progress.replica_step
     if after is not None and not least <= after <= most:
-        allowed = f"allowed: {least} to {most}" if least <= most else f"all {most} steps are done"
+        allowed = f"allowed: {least} to {most}" if least <= most else f"{all_of(most, 'step')} done"
         raise Refused(Refusal.NOT_NOW, f"the run cannot end after step {after}; {allowed}")
     if after == progress.finish_after:
         return progress

@@ -29,7 +29,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_identity import CompactedJournal
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
-from epochal.coordinator.machine.replays import comparison, judging
+from epochal.coordinator.machine.replays import comparison, judging, scores
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     AccessCommand,
@@ -106,6 +106,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return membership.join(run, stimulus)
         case stimuli.ClientWithdrew():
             return membership.withdraw(run, stimulus.client_id)
+        case stimuli.LeaveAnnounced():
+            return membership.announce_leave(run, stimulus.client_id)
         case stimuli.ClientsFellSilent():
             has_ended = run.clock.phase is RunState.FINISHED  # clients end then, without a word
             return membership.leave(run, stimulus.client_ids, "left the finished run" if has_ended else "fell silent")
@@ -141,6 +143,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(work, run.progress.draining_anew()), (ended,)
         case stimuli.BlobsNearedBound():
             return run.with_parts(checkpoints.near_bound(run.models, stimulus)), ()
+        case stimuli.ScoreReported():
+            return scores.take(run, stimulus)
         case stimuli.ReplayReported() | stimuli.ReplayFailed() | stimuli.CalibrationReported():
             return judging.take(run, stimulus)
         case stimuli.ResultsCompared():

@@ -13,7 +13,7 @@ from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimul
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId
-from epochal.state.messages.replay_messages import ReplayReport
+from epochal.state.messages.replay_messages import ReplayReport, ScoreReport
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
@@ -50,6 +50,7 @@ class EndedRound:
         epoch: in which it ended.
         ended_s: when it ended, on the coordinator's clock.
         witness_s: seconds of RoundWitness.
+        away_s: how long the coordinator was absent since the round before ended, but for its absence in a pause.
         members, ready: number of members, and of those that were ready.
         carried_batches, quarantined_batches: number of batches that wait for another attempt, and that left the run.
         learning_rate: of its first local step.
@@ -62,6 +63,7 @@ class EndedRound:
     epoch: int
     ended_s: float
     witness_s: float
+    away_s: float
     members: int
     ready: int
     carried_batches: int
@@ -185,6 +187,14 @@ class ReplayJudged:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """Log a verifier's score of a result."""
+
+    verifier: str
+    report: ScoreReport
+
+
+@dataclass(frozen=True, slots=True)
 class Flagged:
     """Log that each result of a client is computed again from now on, and why."""
 
@@ -257,6 +267,6 @@ class Recorded:
 Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
-    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Flagged | Convicted | VerifierTested
+    | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Scored | Flagged | Convicted | VerifierTested
 )
 # fmt: on

@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
-from epochal.coordinator.machine.parts.admissions import invitation_denial, with_use
+from epochal.coordinator.machine.parts.admissions import Applicant, invitation_denial, with_use
 from epochal.coordinator.machine.parts.conduct import NEWCOMER
 from epochal.coordinator.machine.parts.member import NOT_READY, Joining, Member
 from epochal.coordinator.machine.parts.persistent_map import added, removed, shared
@@ -107,30 +107,36 @@ def check_join(members: RunMembers, state_file: StateFile, event: ClientJoined, 
             f"the run's results have codec and format {codec}, the client reads and writes {spoken}: "
             "install the version of Epochal that the coordinator has",
         )
-    if event.client_id in members.ejected:
-        figures = members.verification.convicted.get(event.client_id)
-        why = "" if figures is None else f": {figures}"
-        raise Refused(Refusal.EJECTED, f"client {event.client_id} was ejected from this run{why}")
-    denied = _denial(members, state_file.access, event, now_s)
-    if denied is not None:
-        raise Refused(Refusal.ACCESS_DENIED, denied)
+    applicant = Applicant(event.client_id, event.public_key, event.invitation_sha256)
+    check_admitted(members, state_file.access, applicant, now_s)
     if event.client_id not in members and len(members) >= MAX_MEMBERS:
         raise Refused(Refusal.RUN_FULL, f"the run has its maximum of {MAX_MEMBERS} members")
 
 
-def _denial(members: RunMembers, access: Access, event: ClientJoined, now_s: float) -> str | None:
-    if access.mode == "keys" and not members.admissions.admits_key(event.public_key, access):
-        return f"public key {event.public_key} is not among this run's [access] keys"
+def check_admitted(members: RunMembers, access: Access, applicant: Applicant, now_s: float) -> None:
+    """Raise `Refused` unless the run admits the client: `ejected`, or `access-denied` with the reason."""
+    if applicant.client_id in members.ejected:
+        figures = members.verification.convicted.get(applicant.client_id)
+        why = "" if figures is None else f": {figures}"
+        raise Refused(Refusal.EJECTED, f"client {applicant.client_id} was ejected from this run{why}")
+    denied = _denial(members, access, applicant, now_s)
+    if denied is not None:
+        raise Refused(Refusal.ACCESS_DENIED, denied)
+
+
+def _denial(members: RunMembers, access: Access, applicant: Applicant, now_s: float) -> str | None:
+    if access.mode == "keys" and not members.admissions.admits_key(applicant.public_key, access):
+        return f"public key {applicant.public_key} is not among this run's [access] keys"
     if access.mode == "invitations":
-        if _is_invited(members, event.client_id, access):
+        if _is_invited(members, applicant.client_id, access):
             return None
-        if event.invitation_sha256 is None:
+        if applicant.invitation_sha256 is None:
             return "this run needs an invitation, and none was given; `epochal client` takes it as --invitation CODE"
-        if event.invitation_sha256 in members.admissions.invitations:
-            return invitation_denial(members.admissions, event, now_s)
-        if event.invitation_sha256 not in access.invitations:
-            return "this invitation is not among those of the run's [access]: was its code copied completely?"
-        if members.invitations_used.get(event.invitation_sha256, event.client_id) != event.client_id:
+        if applicant.invitation_sha256 in members.admissions.invitations:
+            return invitation_denial(members.admissions, applicant, now_s)
+        if applicant.invitation_sha256 not in access.invitations:
+            return "this invitation is not among this run's: was its code copied completely, and is it for this run?"
+        if members.invitations_used.get(applicant.invitation_sha256, applicant.client_id) != applicant.client_id:
             return "this invitation was used by another client; each admits one client"
     return None
 
@@ -152,6 +158,15 @@ def withdraw(run: Run, client_id: ClientId) -> Handled:
     if run.round is not None and member is not None and member.conduct.last_applied_step == run.round.number.step - 1:
         run = run.with_parts(run.round.with_parts(run.round.missing.excusing((client_id,))))
     return leave(run, (client_id,), "withdrew")
+
+
+def announce_leave(run: Run, client_id: ClientId) -> Handled:
+    """Let no round after the one under way count on a member. Raise `Refused` (`unauthorized`) to one that is none."""
+    member = run.members.by_id.get(client_id)
+    if member is None:
+        raise Refused(Refusal.UNAUTHORIZED, f"client {client_id} is not a member; join again")
+    leaving = replace(member, readiness=replace(member.readiness, is_leaving=True))
+    return gathered(run.with_parts(run.members.with_member(leaving, run.clock.now_s))), ()
 
 
 def leave(run: Run, client_ids: Iterable[ClientId], change: str) -> Handled:

@@ -61,7 +61,8 @@ def judge_round(state_file: StateFile, members: RunMembers, current: Round) -> V
     agreed = next((digest for digest, count in digests.items() if count >= plan.quorum), None)
     if agreed is None:
         attested_count = len(current.witnessed.attestations)
-        reason = f"{attested_count} of {len(plan.witnesses)} witnesses attested, {plan.quorum} must agree"
+        witnesses = counted(len(plan.witnesses), "witness", "witnesses")
+        reason = f"{attested_count} of {witnesses} attested, {plan.quorum} must agree"
         return Verdict(None, reason, len(digests) > 1)
     commitments, verified = plain(current.results.commitments), plain(current.results.verified)
     received = attested_by(
@@ -157,7 +158,8 @@ def end_round(run: Run, current: Round, seed: Seed) -> Handled:
     progress = replace(run.progress, height=run.progress.height + 1)
     pace = with_pace(run.pace, run.clock, current, is_applied=outcome is not None)
     members = run.members.with_all(run.members.by_id)
-    run = run.with_parts(progress, pace, members, replace(run.models, rebuild=verdict.replicas_differ))
+    clock = replace(run.clock, away_s=0.0) if run.clock.away_s else run.clock
+    run = run.with_parts(progress, pace, members, clock, replace(run.models, rebuild=verdict.replicas_differ))
     if outcome is not None:
         usual = usual_norm(
             current.weighed(run.state_file, included), current.results.usual, run.state_file.merge.norm_limit
@@ -235,6 +237,7 @@ def _ended_round(before: Run, after: Run, current: Round, exams: frozenset[Clien
         epoch=before.progress.epoch,
         ended_s=before.clock.now_s,
         witness_s=before.clock.now_s - before.clock.phase_started_s,
+        away_s=before.clock.away_s,
         members=len(before.members),
         ready=before.numbers().ready,
         carried_batches=total_batches(after.work.carried)

@@ -8,6 +8,7 @@ from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.state.config.state_file import RunConfig
 from epochal.state.documents import MAX_REASON_CHARS
 from epochal.state.phase_names import RunState
+from epochal.state.text.amounts import counted
 
 SHOWN_ID_DIGITS = 12
 """Digits of a client's id that people see, as in `epochal status`."""
@@ -26,7 +27,7 @@ def hold_reason(clock: PhaseClock, members: RunMembers, config: RunConfig) -> st
     available, needed = len(members) - len(resting), config.min_clients
     if not resting or available >= needed:
         return None
-    reason = f"{available} of {len(members)} members can work, {needed} needed; {_causes(resting)}"
+    reason = f"{available} of {counted(len(members), 'member')} can work, {needed} needed; {_causes(resting)}"
     return reason[:MAX_REASON_CHARS]
 
 

@@ -25,6 +25,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.intervals import total_batches
+from epochal.state.text.amounts import counted
 from epochal.state.weights import ENOUGH, OUTSIZED, usual_in
 from epochal.state.wire import Blake3, ClientId
 
@@ -233,5 +234,5 @@ def _bad_attestations(
         elif lost and (clock.is_time_over or witness in current.witnessed.closing):
             missing = lost if attested is None else lost & ~attested.received_bits()
             if missing:
-                found[witness] = f"as a witness it did not attest {missing.bit_count()} results in time"
+                found[witness] = f"as a witness it did not attest {counted(missing.bit_count(), 'result')} in time"
     return found

@@ -128,8 +128,8 @@ class Run(Composed, WireDocument):
         return () if self.round is None else self.round.missing.pending
 
     def is_available(self, member: Member) -> bool:
-        """Whether the member does not rest."""
-        return not member.conduct.is_resting(self.clock.now_s)
+        """Whether the member neither rests nor leaves."""
+        return member.is_available(self.clock.now_s)
 
     def is_ready(self, member: Member) -> bool:
         """Whether the member holds the model and the data on which the run is agreed, and does not rest."""

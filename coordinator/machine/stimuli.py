@@ -22,12 +22,13 @@ from epochal.state.messages.audit_reports import AuditRecord
 from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.evaluation_reports import EvaluationReport
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
-from epochal.state.messages.replay_messages import CalibrationReport, Likeness, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import CalibrationReport, Likeness, ReplayFailure, ReplayReport, ScoreReport
 from epochal.state.messages.requests import (
     Attestation,
     Capabilities,
     CheckpointReport,
     FailureReport,
+    LeavingReport,
     ReadyReport,
     ResultCommitment,
     TimesReport,
@@ -97,6 +98,15 @@ class ClientWithdrew:
 
     client_id: ClientId
     type: Literal["client_withdrew"] = "client_withdrew"
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveAnnounced:
+    """A client reported that it leaves after the round under way."""
+
+    client_id: ClientId
+    report: LeavingReport
+    type: Literal["leave_announced"] = "leave_announced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +404,15 @@ class ReplayReported:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreReported:
+    """A verifier scored a result."""
+
+    verifier: VerifierName
+    report: ScoreReport
+    type: Literal["score_reported"] = "score_reported"
+
+
+@dataclass(frozen=True, slots=True)
 class ReplayFailed:
     """A verifier could not compute a result again."""
 
@@ -435,7 +454,7 @@ Stimulus: TypeAlias = (
     | PauseRequested | ResumeRequested | BatchesReleased | BlobsNearedBound | ConfigChanged | EvaluationReported
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
-    | CalibrationReported | ClientAbsolved | ResultsCompared
+    | CalibrationReported | ClientAbsolved | ResultsCompared | ScoreReported | LeaveAnnounced
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet
@@ -446,7 +465,7 @@ OperatorStimulus: TypeAlias = (
 """A stimulus by which an operator changes the run or its records."""
 RecordedStimulus: TypeAlias = NoticeRaised | NoticeSettled | AuditReported | EvaluationReported
 """A stimulus that changes nothing of the run, and is kept in the journal for those who read it."""
-VerifierStimulus: TypeAlias = ReplayReported | ReplayFailed | CalibrationReported
+VerifierStimulus: TypeAlias = ReplayReported | ScoreReported | ReplayFailed | CalibrationReported
 """A stimulus by which a verifier reports what it found."""
 AccessCommand: TypeAlias = FinishRequested | InvitationMade | InvitationRevoked | KeyAdmitted | KeyRemoved
 """A stimulus that changes who may join, or when the run ends."""

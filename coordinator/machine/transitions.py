@@ -23,7 +23,7 @@ from epochal.state.config.state_file import Access
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import RunState
 from epochal.state.shown.tries import shown_step
-from epochal.state.text.amounts import counted
+from epochal.state.text.amounts import all_of, counted
 from epochal.state.wire import ClientId, Seed
 
 DRAIN_ROUNDS = 3
@@ -83,7 +83,7 @@ def steps_done(run: Run) -> bool:
 def _done_reason(run: Run) -> str:
     is_early = run.progress.finish_after is not None and run.last_step < run.state_file.config.total_steps
     ended = f"an operator ended the run after step {run.last_step}"
-    reason = ended if is_early else f"all {run.state_file.config.total_steps} steps are done"
+    reason = ended if is_early else f"{all_of(run.state_file.config.total_steps, 'step')} done"
     left = total_batches(run.work.left())
     return f"{reason}, and {counted(left, 'batch', 'batches')} could not be applied" if left else reason
 
@@ -122,10 +122,10 @@ def _leave_warmup(run: Run) -> Move | None:
         return Move("members_lost", hold_reason(run.clock, run.members, run.state_file.config) or lacks, run)
     ready_count = numbers.ready
     if run.clock.enough_since_s is not None:
-        reason = f"{ready_count} of {len(run.members)} members are ready"
+        reason = f"{ready_count} of {counted(len(run.members), 'member')} ready"
         if not _waits_in_warmup(numbers, config.min_clients):
             return _warmed_up(
-                run, f"all {ready_count} members are ready" if ready_count == len(run.members) else reason
+                run, f"{all_of(ready_count, 'member')} ready" if ready_count == len(run.members) else reason
             )
         if (
             run.clock.is_time_over
@@ -181,10 +181,10 @@ def _results_in_reason(current: Round, clock: PhaseClock, pace: RunPace, members
         return "every assigned client failed or left"
     witnesses, complete = current.tasks.plan.witnesses, _complete_witnesses(current)
     if len(complete) >= current.tasks.plan.quorum:
-        return f"{len(complete)} of {len(witnesses)} witnesses attested every result"
+        return f"{len(complete)} of {counted(len(witnesses), 'witness', 'witnesses')} attested every result"
     left = [witness for witness in witnesses if witness in members]
     if complete.issuperset(left):
-        return f"all {len(left)} witnesses that are left attested every result"
+        return "every witness that is left attested every result"
     return None
 
 

@@ -15,6 +15,7 @@ from epochal.state.errors import FailureKind
 from epochal.state.refusals import Refusal
 from epochal.state.shown.glossary import FATES, NOT_REPORTED, PARTS, PHASES, WHOSE_NOBODY
 from epochal.state.shown.installing import INSTALL_NOTE, install_command
+from epochal.state.shown.join_guide import CERTIFICATE_FILE
 from epochal.state.shown.smoothing import SMOOTHED_PART
 
 
@@ -31,6 +32,7 @@ def words_module() -> str:
         INSTALL_NOTE=INSTALL_NOTE.replace("`", ""),
         INSTALL=(install_command(), install_command("EXTRAS")),
         SMOOTHED_PART=SMOOTHED_PART,
+        CERTIFICATE_FILE=CERTIFICATE_FILE,
     )
 
 

@@ -26,6 +26,7 @@ from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import counted
 
 MAX_COPIES = 5
 """Number of times that a copy begins because the coordinator deleted blobs meanwhile."""
@@ -77,7 +78,7 @@ async def back_up(url: str, to: Path, progress: Progress) -> BackupReport:
                 copy = await copy_database(store, folder)
                 found = await last_of(copy)
                 kept = blobs_kept(found.run)
-                progress(f"copying {len(kept)} blobs, {sum(blob.size_bytes for blob in kept):,} bytes")
+                progress(f"copying {counted(len(kept), 'blob')}, {sum(blob.size_bytes for blob in kept):,} bytes")
                 swept = await _copy_blobs(store, copy, folder, kept)
             if swept is None:
                 break

@@ -125,7 +125,7 @@ def balance(ledger: Ledger, run: Run) -> Balance:
     both = total_batches(once) - total_batches(subtract(once, (*unapplied, *quarantined)))
     problems = []
     if duplicates:
-        problems.append(f"{duplicates} batches were applied more than once")
+        problems.append(f"applied more than once: {counted(duplicates, 'batch', 'batches')}")
     if missing:
         problems.append(f"missing: {counted(total_batches(missing), 'batch', 'batches')}, from {missing[0]} on")
     if beyond:

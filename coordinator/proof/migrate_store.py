@@ -36,6 +36,7 @@ from epochal.coordinator.store.sql.notes import BACKUP, BLOBS, BLOBS_OWNER, MOVE
 from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.state.errors import InvalidInput, StoreFailed
+from epochal.state.text.amounts import counted
 
 UNBOUNDED_BYTES = 2**62
 Progress = Callable[[str], None]
@@ -210,7 +211,7 @@ async def _into_folder(source: StoreReader, target: Path, progress: Progress) ->
 async def _copy_blobs(source: StoreReader, found: _Found, target: BlobStore, progress: Progress) -> None:
     """Copy blobs that lie in files. Raise `StoreFailed` if the bytes of one are not what its name says."""
     size_bytes = sum(blob.size_bytes for blob in found.blobs)
-    progress(f"copying {len(found.blobs)} blobs, {size_bytes:,} bytes")
+    progress(f"copying {counted(len(found.blobs), 'blob')}, {size_bytes:,} bytes")
     with long_work("copying blobs", size_bytes, BYTES) as work:
         for blob in found.blobs:
             wrong = await wrong_content(blob, source.own_blobs)

@@ -51,6 +51,7 @@ from epochal.state.errors import InvalidDocument, InvalidInput, Refused, StoreFa
 from epochal.state.messages.requests import HexKey
 from epochal.state.messages.signed_documents import check_signature
 from epochal.state.refusals import Refusal
+from epochal.state.text.amounts import counted
 from epochal.state.wire import Sha256, canonical_json, parse_document, sha256_hex
 from epochal.state.wire_document import WireDocument
 
@@ -144,7 +145,7 @@ async def publish(url: str, to: PublishedFiles, versions: Versions, progress: Pr
                     await _check_no_secret(copy)
                     before = await _claim(to, found, versions)
                 kept = blobs_kept(found.run)
-                progress(f"publishing {len(kept)} blobs, {sum(blob.size_bytes for blob in kept):,} bytes")
+                progress(f"publishing {counted(len(kept), 'blob')}, {sum(blob.size_bytes for blob in kept):,} bytes")
                 files, swept = await _put_blobs(store, copy, to, kept)
             if swept is None:
                 break

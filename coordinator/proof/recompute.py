@@ -26,6 +26,7 @@ from epochal.state.model.tensors import (
     parse_tensor_file,
 )
 from epochal.state.results import Difference, decode_result, norm_of
+from epochal.state.text.amounts import counted
 from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 from epochal.state.weights import number_of
 from epochal.state.wire import Blake3, Sha256, sha256_hex
@@ -63,7 +64,7 @@ async def recompute(run: Run, blobs: BlobReader, attested: dict[int, Blake3], st
     """
     if not run.models.checkpoints:
         problem = "there is no checkpoint to recompute from" if step_count else None
-        return Recomputed(0, f"0 of {step_count} steps: there is no checkpoint yet", problem)
+        return Recomputed(0, f"0 of {counted(step_count, 'step')}: there is no checkpoint yet", problem)
     known = attested | {checkpoint.step: checkpoint.replica_digest for checkpoint in run.models.checkpoints}
     first, step, compared, problem = run.models.checkpoints[0].step, run.models.checkpoints[0].step, 0, None
     try:
@@ -89,8 +90,9 @@ def _scope(first: int, last: int, step_count: int) -> str:
     """Return how many steps were rebuilt after replica `first`, and why not the others."""
     rebuilt = last - first
     if rebuilt >= step_count:
-        return f"all {step_count} steps, from the run's first checkpoint"
-    return f"{rebuilt} of {step_count} steps, from the checkpoint of step {first}: results that it includes are deleted"
+        return f"{counted(step_count, 'step')}, all since the run's first checkpoint"
+    of_all = f"{rebuilt} of {counted(step_count, 'step')}"
+    return f"{of_all}, from the checkpoint of step {first}: results that it includes are deleted"
 
 
 async def replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, str | None]]:

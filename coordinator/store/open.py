@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from urllib.parse import unquote, urlsplit
 
 from epochal.coordinator.store.files.backup_folder import refuse_unfinished
 from epochal.coordinator.store.files.folder import run_directory_in
@@ -17,6 +16,7 @@ from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.state.text.file_urls import path_of
 
 ALLOWED = "a folder, file:///PATH/OF/A/FOLDER, or postgresql://USER@HOST/DATABASE"
 DATABASE_SCHEMES = ("postgresql", "postgres")
@@ -156,14 +156,9 @@ def folder_of(url: str) -> Path:
             raise _not_a_store(url)
         return Path(url)
     try:
-        parts = urlsplit(url)
-    except ValueError as error:  # brackets around something else than an address
+        return Path(path_of(url))
+    except ValueError as error:
         raise _not_a_store(url) from error
-    path = unquote(parts.path)
-    is_folder = path.startswith("/") and "\0" not in path and not parts.query and not parts.fragment
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not is_folder:
-        raise _not_a_store(url)
-    return Path(path)
 
 
 def _not_a_store(url: str) -> InvalidInput:

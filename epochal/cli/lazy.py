@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -11,17 +12,23 @@ from typer.main import get_command
 from epochal.runtime.garbage import no_collections
 
 
-def lazy_app(commands: Mapping[str, str], **settings: Any) -> typer.Typer:
+def lazy_app(
+    commands: Mapping[str, str], panels: Mapping[str, str] = MappingProxyType({}), **settings: Any
+) -> typer.Typer:
     """Return a Typer application of these commands, none of which is imported yet.
 
     Args:
         commands: the first paragraph of each command's docstring, by its `module:function` below `epochal.commands`.
             The function's name, signature and docstring make the command.
+        panels: the panels of the help, each by its first command; by default there is one.
         settings: arguments of `typer.Typer`.
     """
     app = typer.Typer(no_args_is_help=True, **settings)
+    panel = None
     for target, summary in commands.items():
-        app.command(command_name(target), cls=_importing_command(target), help=summary)(_not_imported)
+        panel = panels.get(target, panel)
+        command = app.command(command_name(target), cls=_importing_command(target), help=summary, rich_help_panel=panel)
+        command(_not_imported)
     return app
 
 

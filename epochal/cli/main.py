@@ -27,12 +27,65 @@ COMMANDS = {
         "Write state.toml and data.toml of a new run, with timers and sizes that its planner finds sensible."
     ),
     "data.prepare:prepare": "Turn text into shards of tokens, and write the files of a run that trains on them.",
+    "design.check:check": (
+        "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
+    ),
+    "design.plan:plan": (
+        "Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change."
+    ),
     "serve.up:up": (
         "Run a coordinator, a data server and clients on this machine, and check the result (exit code 1 if it fails)."
     ),
     "serve.coordinator:coordinator": (
         "Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."
     ),
+    "operate.genesis:genesis": (
+        "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
+    ),
+    "serve.client:client": (
+        "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
+    ),
+    "design.doctor:doctor": (
+        "Check whether this machine can train, and the way to a coordinator (exit code 1 if there is a problem)."
+    ),
+    "operate.status:status": "Show a run: phase, progress, clients, loss.",
+    "show.watch:watch": "Show a run as a live screen, or with --to write its figures to where you keep yours.",
+    "show.report:report": (
+        "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
+    ),
+    "show.evaluate:evaluate": (
+        "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
+    ),
+    "show.export:export": (
+        "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
+    ),
+    "show.sample:sample": (
+        "Let a run's newest checkpoint continue text (--prompt), answer a chat (--chat), or serve both (--serve)."
+    ),
+    "operate.runs:runs": (
+        "List the runs in a folder or a database: each one's id, when it changed, and where it is served."
+    ),
+    "show.explain:explain": (
+        "Explain a refusal, an error, a warning of the log, or a word of a run's views. Without KIND, list them."
+    ),
+    "operate.invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
+    "operate.status:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
+    "operate.status:resume": "Let a paused run continue.",
+    "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
+    "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
+    "operate.status:absolve": (
+        "Let a client join again that replays had convicted, or trust one again of which each result is replayed."
+    ),
+    "operate.status:fingerprint": (
+        "Show which data a run trains on and which data its members have, or pin the right data."
+    ),
+    "operate.notify:notify": (
+        "Send a test message to each address of a state file, and show what each answers (exit code 1 if one fails)."
+    ),
+    "operate.move:move": (
+        "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
+    ),
+    "operate.backup:backup": "Copy a run to a new folder while it runs; `epochal audit` reads a copy back completely.",
     "serve.data_server:data_server": (
         "Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."
     ),
@@ -42,64 +95,25 @@ COMMANDS = {
     "serve.checker:checker": (
         "Check results that arrive in a run's object store and add them up, so that the coordinator need not read them."
     ),
-    "serve.verifier:verifier": "Compute results of a run's members again, and report how far apart the two are.",
-    "serve.client:client": (
-        "Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."
-    ),
-    "design.doctor:doctor": (
-        "Check whether this machine can train, and the way to a coordinator (exit code 1 if there is a problem)."
-    ),
-    "design.check:check": (
-        "Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2)."
-    ),
-    "design.plan:plan": (
-        "Say how a run will go before it starts: time of a round, bytes, machines, days, bottleneck, what to change."
-    ),
-    "operate.status:status": "Show a run: phase, progress, clients, loss.",
-    "show.watch:watch": "Show a run as a live screen, or with --to write its figures to where you keep yours.",
-    "operate.status:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
-    "operate.status:resume": "Let a paused run continue.",
-    "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
-    "operate.invite:invite": "Invite clients to a run that asks for invitations; list and revoke them.",
-    "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
-    "operate.status:absolve": (
-        "Let a client join again that replays had convicted, or trust one again of which each result is replayed."
-    ),
-    "operate.notify:notify": (
-        "Send a test message to each address of a state file, and show what each answers (exit code 1 if one fails)."
-    ),
-    "operate.genesis:genesis": (
-        "Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."
-    ),
-    "operate.status:fingerprint": (
-        "Show which data a run trains on and which data its members have, or pin the right data."
+    "serve.verifier:verifier": (
+        "Compute results of a run's members again, and report how far apart the two are; or score them."
     ),
     "operate.audit:audit": (
         "Replay a run's journal and check that each batch was applied once; report what is wrong (exit code 1)."
     ),
-    "show.report:report": (
-        "Write a run as one page of HTML: figures, charts, audit, members and configuration. It needs no network."
-    ),
-    "operate.runs:runs": (
-        "List the runs in a folder or a database: each one's id, when it changed, and where it is served."
-    ),
-    "operate.move:move": (
-        "Move a run that nobody serves from a folder into a database, or back; its audit is the same before and after."
-    ),
-    "operate.backup:backup": "Copy a run to a new folder while it runs; `epochal audit` reads a copy back completely.",
     "operate.publish:publish": (
         "Publish a run: all that anybody needs to check it, without the coordinator and without its secrets."
     ),
-    "show.evaluate:evaluate": (
-        "Compute the loss of a run's checkpoint, and record it in the run's history. The run may continue meanwhile."
-    ),
-    "show.explain:explain": (
-        "Explain a refusal, an error, a warning of the log, or a word of a run's views. Without KIND, list them."
-    ),
-    "show.export:export": (
-        "Write a run's checkpoint as a Hugging Face folder, which `from_pretrained` loads, and upload it with --to."
-    ),
 }
+PANELS = {
+    "design.init:init": "Start a run",
+    "serve.client:client": "Join a run",
+    "operate.status:status": "Watch, evaluate, export",
+    "operate.invite:invite": "Operate a run",
+    "serve.data_server:data_server": "More machines for a run",
+    "operate.audit:audit": "Check what a run has done",
+}
+"""The panels of `epochal --help`, by who needs the commands; each one by its first command."""
 DATA_COMMANDS = {
     "data.inspect:inspect": (
         "Show what a location holds: files, sequences, tokens, fingerprint, and the first sample decoded."
@@ -172,21 +186,23 @@ class _Group(typer.core.TyperGroup):
 
 app = lazy_app(
     COMMANDS,
+    PANELS,
     cls=_Group,
     name="epochal",
     help=SUMMARY,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(lazy_app(DATA_COMMANDS, help="Inspect, check and append data."), name="data")
-app.add_typer(lazy_app(QUARANTINE_COMMANDS, help="Show and release the batches that left a run."), name="quarantine")
-app.add_typer(
-    lazy_app(KEY_COMMANDS, help="Make and show a client's key, and forget coordinators that it knows."), name="key"
-)
-app.add_typer(lazy_app(RECEIPT_COMMANDS, help="Get and check signed receipts of members' work."), name="receipt")
-app.add_typer(lazy_app(ACCESS_COMMANDS, help="Say whose keys may join a run (admin token)."), name="access")
-app.add_typer(lazy_app(SERVICE_COMMANDS, help="Run a client as a service of this machine's user."), name="service")
-app.add_typer(lazy_app(TOKEN_COMMANDS, help="Make tokens for a run's other programs."), name="token")
+for name, panel, commands, summary in (
+    ("data", "Start a run", DATA_COMMANDS, "Inspect, check and append data."),
+    ("service", "Join a run", SERVICE_COMMANDS, "Run a client as a service of this machine's user."),
+    ("key", "Join a run", KEY_COMMANDS, "Make and show a client's key, and forget coordinators that it knows."),
+    ("access", "Operate a run", ACCESS_COMMANDS, "Say whose keys may join a run (admin token)."),
+    ("quarantine", "Operate a run", QUARANTINE_COMMANDS, "Show and release the batches that left a run."),
+    ("token", "More machines for a run", TOKEN_COMMANDS, "Make tokens for a run's other programs."),
+    ("receipt", "Check what a run has done", RECEIPT_COMMANDS, "Get and check signed receipts of members' work."),
+):
+    app.add_typer(lazy_app(commands, help=summary), name=name, rich_help_panel=panel)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,10 +1,11 @@
 """`epochal.connect`: a run that a coordinator serves, from Python. Every call blocks until it is answered."""
 
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from epochal.coordinator_client.round_feed import EndedRounds, OtherLineage, RoundFeed
 from epochal.coordinator_client.viewer_client import ViewerClient
@@ -19,6 +20,9 @@ from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.messages.requests import RunStatus
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.wire import ClientId
+
+if TYPE_CHECKING:  # with all that reads a checkpoint, which other calls do not need
+    from epochal.remote.sampling import RunSampler, Sample
 
 CONNECT_S = 10.0
 RECONNECT_S = 3600.0
@@ -63,15 +67,21 @@ def connect(
         InvalidInput: the URL, the token or the file is wrong.
         CoordinatorUnreachable: there was no answer in time.
     """
+    return connected(url, CheckpointPlace(url, token, None if tls_ca is None else Path(tls_ca)), wait_s)
+
+
+def connected(url: str, checkpoints: "CheckpointPlace", wait_s: float = CONNECT_S) -> "RunConnection":
+    """Return the connection that `connect` does, to a run whose checkpoints are read at a place of their own."""
     loop = BackgroundLoop("epochal-connection")
     try:
-        return RunConnection(loop, loop.run(_opened(url, token, tls_ca, wait_s)), url)
+        client = loop.run(_opened(url, checkpoints.token, checkpoints.tls_ca, wait_s))
+        return RunConnection(loop, client, url, checkpoints)
     except BaseException:
         loop.close()
         raise
 
 
-async def _opened(url: str, token: str | None, tls_ca: str | Path | None, wait_s: float) -> ViewerClient:
+async def _opened(url: str, token: str | None, tls_ca: Path | None, wait_s: float) -> ViewerClient:
     policy = RetryPolicy(bound_s=wait_s) if wait_s > 0 else RetryPolicy(attempts=1)
     client = await ViewerClient.connect(url, policy, True if tls_ca is None else str(tls_ca))
     try:
@@ -82,6 +92,15 @@ async def _opened(url: str, token: str | None, tls_ca: str | Path | None, wait_s
     return client
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointPlace:
+    """Where a run's checkpoints are read: a store or a coordinator's URL, which wants the admin token."""
+
+    place: str
+    token: str | None = None
+    tls_ca: Path | None = None
+
+
 class RunConnection:
     """A run that a coordinator serves.
 
@@ -89,9 +108,11 @@ class RunConnection:
     a token that may see the run, or with `not-found` for what it does not hold.
     """
 
-    def __init__(self, loop: BackgroundLoop, client: ViewerClient, url: str) -> None:
+    def __init__(self, loop: BackgroundLoop, client: ViewerClient, url: str, checkpoints: CheckpointPlace) -> None:
         self._loop = loop
         self._client = client
+        self._checkpoints = checkpoints
+        self._sampler: RunSampler | None = None
         self.url = url
 
     @property
@@ -111,6 +132,8 @@ class RunConnection:
     def close(self) -> None:
         """Close the connections, and end the thread behind them."""
         if not self._loop.is_closed:
+            if self._sampler is not None:
+                self._sampler.close()
             self._loop.run(self._client.aclose())
             self._loop.close()
 
@@ -160,6 +183,67 @@ class RunConnection:
         """Return the evaluations of the run's checkpoints, in the order in which they were recorded."""
         return self._ask(self._client.evaluations())
 
+    def sample(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int = 256,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        step: int | None = None,
+        tokenizer: str | None = None,
+        end_token: str | None = None,
+        template: str | None = None,
+        device: str = "auto",
+        base: str | Path | None = None,
+    ) -> "Sample":
+        """Return the answer of the run's newest checkpoint, computed on this machine.
+
+        The checkpoint needs the admin token, as `connect(token=…)` or in `EPOCHAL_ADMIN_TOKEN`, unless `run_local` has
+        started the run. It is read again only when there is a newer one.
+
+        Args:
+            prompt: text to continue; or a chat's messages, each with `role` and `content`, which are answered.
+            max_tokens: maximum number of tokens, 1 to 4,096.
+            temperature: divides the logits, 0 to 2; 0 takes the likeliest token always.
+            top_p: chooses among the fewest tokens whose probabilities add up to this, above 0 and up to 1.
+            seed: for the same answer again; None for another each time.
+            stop: up to 4 texts at which the answer ends.
+            step: of a checkpoint that is still held; None for the newest.
+            tokenizer: its place, or `bytes`; None for that of the run's `checkpoint`.
+            end_token: text or ID of the token that ends a document; None for the tokenizer's own.
+            template: of chats: `plain`, `chatml`, `none` or a file; None for the tokenizer's own.
+            device: on which a model of torch computes.
+            base: folder of an adapter's base; None for the run's repository on the Hub.
+
+        Raises:
+            InvalidInput: the run has no checkpoint yet, an argument is wrong, or tokenizer or base are missing.
+        """
+        from epochal.remote.sampling import RunSampler
+        from epochal.runtime.permissions import OWNERS, Permissions
+        from epochal.tools.checkpoints.run_address import RunAddress
+        from epochal.tools.sample.sampler import Prompt, SamplerOptions
+        from epochal.tools.sample.text_tokens import TextOptions
+        from epochal.trainers.continuation import ChoiceOptions
+        from epochal.trainers.torch.torch_options import TorchOptions
+
+        self._check_open()
+        address = RunAddress(self._checkpoints.place, self._checkpoints.token, self._checkpoints.tls_ca)
+        is_plain = device == "auto" and base is None
+        torch = None if is_plain else TorchOptions(device, base=None if base is None else Path(base))
+        permissions = Permissions.of_volunteer() if address.is_served else OWNERS
+        options = SamplerOptions(permissions, TextOptions(tokenizer, end_token, template), torch)
+        choice = ChoiceOptions(max_tokens, temperature, top_p, seed)
+        if self._sampler is not None and self._sampler.options != options:
+            self._sampler.close()
+            self._sampler = None
+        if self._sampler is None:
+            self._sampler = RunSampler(self._loop, address, options, lambda _: None)
+        self._sampler.take(step, RetryPolicy(attempts=1))
+        return self._sampler.answer(Prompt(prompt if isinstance(prompt, str) else tuple(prompt), choice, tuple(stop)))
+
     def follow(
         self,
         first: int = 0,
@@ -200,10 +284,16 @@ class RunConnection:
                 self._loop.run(news.aclose())
 
     def _ask(self, request: Coroutine[Any, Any, T]) -> T:
-        if self._loop.is_closed:
+        try:
+            self._check_open()
+        except EpochalError:
             request.close()
-            raise EpochalError("the connection was closed")
+            raise
         return self._loop.run(request)
+
+    def _check_open(self) -> None:
+        if self._loop.is_closed:
+            raise EpochalError("the connection was closed")
 
     async def _whole_history(self, first: int, last: int | None) -> HistoryArrays:
         feed = RoundFeed(self._client, RetryPolicy(bound_s=CONNECT_S))

@@ -15,7 +15,7 @@ from epochal.coordinator.store.files.folder import TESTNET_FOLDER
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.remote.background_loop import BackgroundLoop
-from epochal.remote.connection import RunConnection, connect
+from epochal.remote.connection import CheckpointPlace, RunConnection, connected
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import StateFile, dump_state
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
@@ -112,7 +112,7 @@ class LocalTraining:
     def connect(self) -> RunConnection:
         """Return a connection to the run; it is closed with it at the latest."""
         self._check_running()
-        connection = connect(self.url)
+        connection = connected(self.url, CheckpointPlace(str(self.store)))
         self._connections.append(connection)
         return connection
 

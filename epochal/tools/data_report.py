@@ -32,6 +32,7 @@ class DataReport:
 
     Attributes:
         identified_by: the property of the files that the fingerprint covers; None if there are no files.
+        read_as: how plain tokens are read, which the fingerprint covers as well; "" of other data.
         sequences, tokens: of one pass; None if it is endless or they are not known.
         dropped_tokens: number of tokens at the files' ends that do not fill a sequence.
         shares: of a mix, each source's samples in a period, by the first data index of each phase.
@@ -51,6 +52,7 @@ class DataReport:
     dropped_tokens: int
     fingerprint: str
     identified_by: str | None
+    read_as: str
     shares: tuple[tuple[int, dict[str, int]], ...]
     sample_parts: tuple[SamplePart, ...]
     largest_token: int | None
@@ -85,6 +87,7 @@ def report_on(
         dropped_tokens=sum(order.dropped_tokens.values()) if isinstance(order, DataOrder) else 0,
         fingerprint=provider.fingerprint,
         identified_by=None if described is None else described.identified_by,
+        read_as=order.read_as if isinstance(order, DataOrder) else "",
         shares=getattr(provider, "schedule", ()),
         sample_parts=sample_parts,
         largest_token=max(one.largest_token for one in listed.values()) if is_listed else seen_token,
@@ -123,7 +126,8 @@ def show(report: DataReport) -> None:
         if value:
             table.add_row(name, escape(value))
     console.print(table)
-    over = "" if report.identified_by is None else f" (over the files' {report.identified_by})"
+    read_as = report.read_as and f", read as {report.read_as}"
+    over = "" if report.identified_by is None else f" (over the files' {report.identified_by}{read_as})"
     console.print(f"fingerprint: {report.fingerprint}{over}", highlight=False, soft_wrap=True)  # a table would cut it
     if report.files:
         files = Table("file", "format", "bytes", "sequences")

@@ -8,13 +8,15 @@ without it. A choice of which there is no row has no price here: it is said to b
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.state_file import MergeConfig
+from epochal.state.model.tensors import TensorLayout
 
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
@@ -23,6 +25,11 @@ MOST_OF_CODEC = 1.01
 """Multiple of the loss with float32 up to which a codec is a choice of a new run."""
 OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer_momentum")
 """The fields that are chosen together with a codec."""
+OF_DELAY = ("delay", "outer_lr", "outer_momentum")
+"""The fields that are chosen together with a delay."""
+
+RATED = TensorLayout((("w", (1 << 20,)),))
+"""Values of which the sizes of codecs are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +109,51 @@ def best_of_codec(codec: str, local_steps: int) -> Measured | None:
     return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
 
 
+def best_of_delay(local_steps: int) -> Measured | None:
+    """Return the settings with which training ahead lost least, in rounds that are nearest to so many local steps."""
+    rows = [row for row in MEASURED if row.choice == "delay"]
+    return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+
+
 def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
     """Return the codecs that lose at most `MOST_OF_CODEC` of float32's loss in each of the rounds measured, by name.
 
-    Each has the settings with which it lost least.
+    Each has the settings with which it lost least in rounds of the same length, and the round in which it lost most.
     """
-    settings: dict[tuple[Any, ...], list[Measured]] = {}
+    settings: dict[tuple[Any, ...], dict[int, Measured]] = {}
     for row in rows:
         if row.choice == "codec":
-            settings.setdefault(_of_codec(row.merge), []).append(row)
-    found: dict[str, Measured] = {}
+            settings.setdefault(_of_codec(row.merge), {})[row.merge.local_steps] = row
+    found: dict[str, dict[int, Measured]] = {}
     for measured in settings.values():
-        worst = max(measured, key=lambda row: row.ratio)
-        before = found.get(worst.merge.codec)
-        if worst.ratio <= MOST_OF_CODEC and (before is None or worst.ratio < before.ratio):
-            found[worst.merge.codec] = worst
-    return found
+        codec = _worst(measured).merge.codec
+        if _worst(measured).ratio <= MOST_OF_CODEC and (codec not in found or _loses_less(measured, found[codec])):
+            found[codec] = measured
+    return {codec: _worst(measured) for codec, measured in found.items()}
+
+
+def _worst(measured: Mapping[int, Measured]) -> Measured:
+    return max(measured.values(), key=lambda row: row.ratio)
+
+
+def _loses_less(one: Mapping[int, Measured], other: Mapping[int, Measured]) -> bool:
+    """Whether settings lose less than others: in the rounds in which both were measured, else in the worst of each."""
+    if both := one.keys() & other.keys():
+        return fmean(one[steps].ratio for steps in both) < fmean(other[steps].ratio for steps in both)
+    return _worst(one).ratio < _worst(other).ratio
+
+
+def rated_bytes(merge: MergeConfig) -> int:
+    """Return the size of the values of `RATED` as results of this table have them."""
+    return codec_named(merge.codec_name).encoded(RATED).size_bytes
+
+
+def smaller_choices(codec: str, rows: Sequence[Measured] = MEASURED) -> list[MergeConfig]:
+    """Return those of `codec_choices` with smaller results than a codec of them, the largest first."""
+    choices = codec_choices(rows)
+    most = rated_bytes(choices[codec].merge)
+    smaller = [choice.merge for choice in choices.values() if rated_bytes(choice.merge) < most]
+    return sorted(smaller, key=rated_bytes, reverse=True)
 
 
 def settings_of(merge: MergeConfig) -> dict[str, Any]:
@@ -132,11 +168,12 @@ def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:
     pairs: list[tuple[float | None, float | None]] = []
     if after.local_steps != before.local_steps:
         pairs.append((loss_of_local_steps(before.local_steps), loss_of_local_steps(after.local_steps)))
-    if _of_codec(after) != _of_codec(before):
-        pairs.append((_codec_loss(before), _codec_loss(after)))
+    codecs = _without_delay(before), _without_delay(after)
+    if _of_codec(codecs[0]) != _of_codec(codecs[1]):
+        pairs.append((_codec_loss(codecs[0]), _codec_loss(codecs[1])))
     if after.update != before.update:
         pairs.append((_update_loss(before), _update_loss(after)))
-    if after.delay != before.delay:
+    if _of_delay(after) != _of_delay(before):
         pairs.append((_delay_loss(before), _delay_loss(after)))
     factor = 1.0
     for lost, loses in pairs:
@@ -196,8 +233,18 @@ def _update_loss(merge: MergeConfig) -> float | None:
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else exact
 
 
+def _of_delay(merge: MergeConfig) -> tuple[Any, ...]:
+    return tuple(getattr(merge, name) for name in OF_DELAY) if merge.delay else ()
+
+
+def _without_delay(merge: MergeConfig) -> MergeConfig:
+    """Return the table beside which that of a run with delay was measured: its outer step is part of that choice."""
+    default = MergeConfig()
+    return merge.model_copy(update={name: getattr(default, name) for name in OF_DELAY}) if merge.delay else merge
+
+
 def _delay_loss(merge: MergeConfig) -> float | None:
     if not merge.delay:
         return 1.0
-    rows = [row for row in MEASURED if row.choice == "delay"]
+    rows = [row for row in MEASURED if row.choice == "delay" and _of_delay(row.merge) == _of_delay(merge)]
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None

@@ -10,6 +10,7 @@ from epochal.runtime.visible_text import visible
 from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.shown.glossary import FATES, PARTS
 from epochal.state.shown.tries import shown_step
+from epochal.state.text.amounts import counted
 from epochal.view.waterfall import PART_WORDS, BarRow, Waterfall, waterfall
 
 STYLES = {part.letter: f"#000000 on {part.colour}" for part in PARTS.values()}
@@ -70,7 +71,7 @@ def _under_way(moment: Moment) -> str:
     awaited = [client for client in busy if client.delivered_s is None]
     step = "" if work is None else f" {shown_step(work.step, work.attempt)},"
     since = "" if moment.round_s is None else f" for {moment.round_s:.1f} s:"
-    came = f"{len(busy) - len(awaited)} of {len(busy)} results came"
+    came = f"{len(busy) - len(awaited)} of {counted(len(busy), 'result')} came"
     named = ", ".join(_who(client.client_id, client.name) for client in awaited[:MAX_AWAITED])
     more = f" and {len(awaited) - MAX_AWAITED} more" if len(awaited) > MAX_AWAITED else ""
     return f"under way:{step}{since} {came}" + (f"; awaited: {named}{more}" if named else "")
@@ -79,10 +80,10 @@ def _under_way(moment: Moment) -> str:
 def _head(detail: RoundDetail) -> Text:
     figures = detail.figures
     length_s = figures.train_s + figures.witness_s
-    applied = f"{figures.applied_batches} of {figures.batches} batches applied"
+    applied = f"{figures.applied_batches} of {counted(figures.batches, 'batch', 'batches')} applied"
     return Text(
         f"{shown_step(figures.step, figures.attempt)}: {length_s:.2f} s, "
-        f"{figures.results} of {figures.clients} results, {applied}. {visible(detail.reason)}"
+        f"{figures.results} of {counted(figures.clients, 'result')}, {applied}. {visible(detail.reason)}"
     )
 
 

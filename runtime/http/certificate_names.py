@@ -1,8 +1,9 @@
-"""The names and addresses for which a certificate is valid, and that by which its own machine reaches it."""
+"""The names for which a certificate is valid, that by which its own machine reaches it, and who trusts it."""
 
 from pathlib import Path
 
 from epochal.runtime.connections.loopback import is_loopback
+from epochal.state.wire import Sha256
 
 EVERY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
 """What a server listens on that every address of its machine reaches; nobody can connect to it."""
@@ -23,12 +24,18 @@ def names_in(certificate: Path | None) -> set[str]:
     return addresses | {name.lower() for name in names.get_values_for_type(x509.DNSName)}
 
 
-def is_self_signed(certificate: Path) -> bool:
-    """Return whether a certificate (PEM) is its own authority, so that only those trust it who have it."""
+def own_fingerprint(certificate: Path | None) -> Sha256 | None:
+    """Return the SHA-256 of a certificate (PEM) that is its own authority, so that only those trust it who have it.
+
+    Return None for one of another authority, and without a certificate.
+    """
+    if certificate is None:
+        return None
     from cryptography import x509
+    from cryptography.hazmat.primitives.hashes import SHA256
 
     found = x509.load_pem_x509_certificate(certificate.read_bytes())
-    return found.issuer == found.subject
+    return Sha256(found.fingerprint(SHA256()).hex()) if found.issuer == found.subject else None
 
 
 def dialled_host(listens_on: str, certificate: Path | None) -> str:

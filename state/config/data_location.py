@@ -14,6 +14,7 @@ from epochal.state.config.schema import (
     TaggedEnum,
     TokenSize,
 )
+from epochal.state.text.file_urls import path_of
 
 SEED_BYTES = 32
 MAX_PORT = 65_535
@@ -55,15 +56,18 @@ def _check_servers(text: str) -> str:
 
 
 def _check_url_or_path(place: str) -> str:
-    scheme, separator, _ = place.partition("://")
     if MIX_PIN in place and not _PINNED.fullmatch(place):
         raise ValueError("not the SHA-256 of a mix")
+    file, pin, digest = place.partition(MIX_PIN)
+    place = f"{path_of(file)}{pin}{digest}"
+    scheme, separator, _ = place.partition("://")
     if not place or (separator and scheme not in ("http", "https")):
         raise ValueError("neither a URL nor a path")
     return place
 
 
 def _check_rows_place(place: str) -> str:
+    place = path_of(place)
     scheme, separator, rest = place.partition("://")
     if not place or (separator and (scheme not in ROWS_SCHEMES or not rest)):
         raise ValueError("neither a path nor a place of rows")
@@ -99,8 +103,8 @@ UrlOrPath = Annotated[
 LocalPath = Annotated[
     PathText,
     Field(
-        description="a path on the client's machine, as a string; a URL goes into { Http = … }, and what another "
-        "package's provider opens is named by each client with `--data name://…`"
+        description="a path on the client's machine, as a string, or file:///PATH; another URL goes into "
+        "{ Http = … }, and what another package's provider opens is named by each client with `--data name://…`"
     ),
 ]
 RowsPlace = Annotated[

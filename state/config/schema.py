@@ -27,6 +27,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
+from epochal.state.text.file_urls import path_of
+
 MAX_INTEGER = 2**63 - 1
 """TOML requires only integers of 64 bits; not every reader accepts a larger one."""
 
@@ -41,13 +43,16 @@ HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 def _check_path(place: str) -> str:
-    if not place or "://" in place:
+    path = path_of(place)
+    if not path or "://" in path:
         raise ValueError("not a path")
-    return place
+    return path
 
 
 PathText = Annotated[
-    str, AfterValidator(_check_path), Field(description="a path on this machine, as a string, and no URL")
+    str,
+    AfterValidator(_check_path),
+    Field(description="a path on this machine, as a string, or file:///PATH, and no other URL"),
 ]
 
 ABSENT: Any = object()

@@ -58,7 +58,7 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
     location = llm.data_location
     if not SERVED_RUN_ID.fullmatch(state.run_id):
         yield Mistake("run_id", show(state.run_id), RUN_ID_LINE)
-    if state.verify is not None:
+    if state.verify is not None and state.verify.by == "replays":
         yield from _unrepeatable(state)
     if llm.architecture not in architectures:
         trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))

@@ -1,7 +1,7 @@
 """`[verify]`: how many results are computed again, and what makes a run's work unrepeatable (docs/verification.md)."""
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -13,13 +13,16 @@ MAX_REPEATABLE_STEPS = 100
 
 
 class VerifyConfig(Section):
-    """`[verify]`: results that verifiers (`epochal verifier`) compute again. Epochal's addition; no such table: none.
+    """`[verify]`: results that verifiers (`epochal verifier`) look into. Epochal's addition; no such table: none.
 
     Attributes:
+        by: what a verifier does: it computes a result again, or, where that cannot be, only scores it by whether a part
+            of it lowers the loss on held-out data.
         percent: part of the results of members that are proven; Psyche's `config.verification_percent` is read as it.
         within: number of rounds after which a result is no longer waited for.
     """
 
+    by: Literal["replays", "scores"] = "replays"
     percent: Annotated[int, Field(ge=1, le=100)] = 5
     within: Annotated[int, Field(ge=1, le=MAX_WITHIN)] = 8
 

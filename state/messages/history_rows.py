@@ -244,11 +244,13 @@ class RoundDetail(WireDocument):
 
     Attributes:
         reason: why it ended as it did, in words.
+        away_s: how long the coordinator was absent since the round before ended, but for its absence in a pause.
     """
 
     figures: RoundFigures
     reason: str
     clients: tuple[ClientFigures, ...]
+    away_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

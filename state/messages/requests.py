@@ -26,6 +26,7 @@ from epochal.state.wire_document import WireDocument
 
 MAX_MESSAGE_CHARS = 500
 MAX_NAME_CHARS = 64
+MAX_INVITATION_CHARS = 256
 MAX_HOST_CHARS = 253
 MAX_FINGERPRINT_CHARS = 128
 MAX_DATASETS_IN_STATUS = 4
@@ -43,9 +44,16 @@ CodecEntry = Annotated[str, Field(max_length=MAX_NAME_CHARS), SEEN]
 
 @dataclass(frozen=True, slots=True)
 class ChallengeRequest(WireDocument):
-    """A request for a nonce to sign: the first half of a join."""
+    """A request for a nonce to sign: the first half of a join.
+
+    Attributes:
+        joins: whether the key's owner wants to know first whether the run admits it, and be refused if not.
+        invitation_sha256: with `joins`, the digest of the invitation that it would give.
+    """
 
     public_key: HexKey
+    joins: bool = False
+    invitation_sha256: HexSha256 | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ class JoinRequest(WireDocument):
     signature: HexSignature
     host: Annotated[str, Field(min_length=1, max_length=MAX_HOST_CHARS), SEEN]
     capabilities: Capabilities
-    invitation: Annotated[str, Field(max_length=256)] | None = None
+    invitation: Annotated[str, Field(max_length=MAX_INVITATION_CHARS)] | None = None
     instance: Instance | None = None
     name: ClientName | None = None
     software: Software | None = None
@@ -200,7 +208,14 @@ class FailureReport(WireDocument):
     batch_id: BatchId | None = None
 
 
-Report: TypeAlias = ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport | TimesReport
+@dataclass(frozen=True, slots=True)
+class LeavingReport(WireDocument):
+    """This client leaves after the round under way: no other round is to count on it."""
+
+
+Report: TypeAlias = (
+    ReadyReport | ResultCommitment | Attestation | CheckpointReport | FailureReport | TimesReport | LeavingReport
+)
 """A report of a member on its replica or its part of a round."""
 
 REPORT_PATHS: Mapping[type[Report], str] = {
@@ -210,6 +225,7 @@ REPORT_PATHS: Mapping[type[Report], str] = {
     CheckpointReport: "checkpoints",
     FailureReport: "failures",
     TimesReport: "times",
+    LeavingReport: "leaving",
 }
 """Path to which each report is posted, below the run's URL."""
 

@@ -154,8 +154,14 @@ def time_between(before: RoundDetail, after: RoundDetail, pauses: Sequence[Pause
         return []
     if after.figures.epoch == before.figures.epoch:
         return [Span("outage", None, seconds)]
-    paused_s = min(seconds, sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in pauses))
-    found = [Span("pause", None, paused_s), Span("between", None, seconds - paused_s)]
+    away_s = min(seconds, after.away_s)
+    paused_s = sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in pauses)
+    paused_s = min(seconds - away_s, paused_s)
+    found = [
+        Span("pause", None, paused_s),
+        Span("outage", None, away_s),
+        Span("between", None, seconds - away_s - paused_s),
+    ]
     return [span for span in found if span.seconds > 0]
 
 

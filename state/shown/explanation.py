@@ -401,9 +401,7 @@ def _cause(
         case "between":
             return f"{share} of the time passes between epochs, with a checkpoint, a warmup and the wait for members"
         case "unknown" | "outage" | "pause":
-            silent = [part for part in parts if part.kind == "unknown" and part.client_id is not None]
-            whose = _client(silent[0]) if len(silent) == 1 else "clients"
-            return f"{share} of the time is unknown: {whose} did not report it"
+            what = f"the time of which {whose} reported nothing"
     return f"Rounds would be {share} shorter without {what}"
 
 

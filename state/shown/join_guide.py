@@ -27,6 +27,7 @@ from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.model.tensors import TensorLayout
+from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument
 
 MAX_SHOWN_PLACES = 4
@@ -36,6 +37,8 @@ TRAINER_BYTES_PER_PARAMETER = 16
 """A parameter, its gradient and AdamW's two moments in float32, beside which activations take room."""
 OBJECT_STORES, PARQUET, HUB, TORCH, ADAPTERS = "object-stores", "parquet", "hub", "torch", "adapters"
 """Extras of the package."""
+CERTIFICATE_FILE = "cert.pem"
+"""The coordinator's own certificate in commands for others, as in the tutorials."""
 
 AccessMode = Literal["open", "keys", "invitations"]
 DataKind = Literal["made up", "server", "http", "bucket", "files", "rows", "mixture"]
@@ -101,6 +104,8 @@ class JoinGuide(WireDocument):
         spool_limit_bytes: maximum size of a client's temporary files, as the state file has it; None for no limit.
         room: None before the run's first checkpoint.
         own_base: whether each machine needs a copy of an adapter's base of its own, which it names with `--base`.
+        own_certificate: SHA-256 of the coordinator's certificate if it is its own authority: each machine needs a copy,
+            which every command names with `--tls-ca`. None for a certificate of another authority, and without TLS.
     """
 
     run_id: str
@@ -114,6 +119,7 @@ class JoinGuide(WireDocument):
     spool_limit_bytes: Count | None
     room: JoinRoom | None
     own_base: bool = False
+    own_certificate: Sha256 | None = None
 
 
 def trainer_named(spec: ModelSpec) -> str:
@@ -216,13 +222,16 @@ def room_of(
     )
 
 
-def join_guide(state_file: StateFile, version: str, room: JoinRoom | None) -> JoinGuide:
+def join_guide(
+    state_file: StateFile, version: str, room: JoinRoom | None, own_certificate: Sha256 | None = None
+) -> JoinGuide:
     """Return how a machine joins the run that a state file describes.
 
     Args:
         state_file: of the run.
         version: of the coordinator's program.
         room: as `room_of` returns it; None while the model's layout is not known.
+        own_certificate: SHA-256 of the coordinator's, if only those trust it who have it.
     """
     spec = state_file.model.LLM.spec
     data, extras = data_of(state_file.model.LLM.data_location)
@@ -239,4 +248,10 @@ def join_guide(state_file: StateFile, version: str, room: JoinRoom | None) -> Jo
         spool_limit_bytes=state_file.client.spool_bytes,
         room=room,
         own_base=spec.adapter is not None and not isinstance(state_file.model.LLM.checkpoint, Hub),
+        own_certificate=own_certificate,
     )
+
+
+def shown_fingerprint(sha256: Sha256) -> str:
+    """Return the SHA-256 of a certificate as `openssl x509 -noout -fingerprint -sha256` prints it."""
+    return bytes.fromhex(sha256).hex(":").upper()

@@ -15,10 +15,10 @@ from epochal.state.shown.critical_path import MIN_SPAN_S, PartKind, critical_pat
 CHANGEABLE: tuple[PartKind, ...] = tuple(
     kind
     for kind in get_args(PartKind)
-    if kind in ("document", "replica", "download", "merge", "data", "encode", "upload", "check")
+    if kind in ("document", "replica", "download", "merge", "data", "encode", "upload", "check", "unknown")
 )
 """The parts of a client's time that may be absent: all until its result was checked, but training."""
-NOT_BESIDE_DATA: tuple[PartKind, ...] = ("document", "data", "encode", "upload", "check")
+NOT_BESIDE_DATA: tuple[PartKind, ...] = ("document", "data", "encode", "upload", "check", "unknown")
 """Of these, those that are not beside the arrival of data: where data are waited for, the others cost nothing."""
 LIMITING_PART = 0.1
 """Waits for data limit a client that are longer than this part of its training."""
@@ -51,7 +51,7 @@ def _saved_in(
     path = critical_path(detail, before)
     saved: dict[Cause, float] = defaultdict(float)
     for span in path:
-        if span.kind not in CHANGEABLE and span.kind != "train":
+        if last is None or (span.kind not in CHANGEABLE and span.kind != "train"):
             saved[span.kind, None] += span.seconds
     if last is None or any(span.kind in ("missing", "empty") for span in path):
         return saved

@@ -1,5 +1,7 @@
 """A round as people read it: its step, and which try it is where an earlier one applied nothing."""
 
+from epochal.state.text.amounts import counted
+
 _ORDINALS = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
 
 
@@ -12,4 +14,4 @@ def shown_step(step: int, attempt: int) -> str:
 
 def shown_progress(step: int, total_steps: int) -> str:
     """Return how many steps are done, where `step` is the one under way: "13 of 40 steps done"."""
-    return f"{min(step - 1, total_steps):,} of {total_steps:,} steps done"
+    return f"{min(step - 1, total_steps):,} of {counted(total_steps, 'step')} done"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from epochal.state.documents import RunDocument
 from epochal.state.phase_names import ROUND_PHASES, RunState
+from epochal.state.text.amounts import all_of, counted
 
 PAUSABLE_PHASES = frozenset({RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, RunState.COOLDOWN})
 """The phases that an operator's pause does not cut short."""
@@ -113,7 +114,7 @@ def _words(now: Situation) -> str:
         case RunState.PAUSED:
             return "is paused, and waits for its operator to resume it"
         case RunState.FINISHED:
-            return f"is finished: all {now.total_steps} steps are done"
+            return f"is finished: {all_of(now.total_steps, 'step')} done"
 
 
 def awaited_by(document: RunDocument) -> str | None:
@@ -145,7 +146,7 @@ def _waiting_for_members(now: Situation) -> str:
         return f"waits for members: {now.members} of {now.needed_first} have joined"
     if now.available < now.needed:
         return f"waits for members: {now.available} of {now.needed} can work"
-    return f"has {now.members} members of {now.needed_first} needed, and waits a little for more"
+    return f"has {counted(now.members, 'member')} of {now.needed_first} needed, and waits a little for more"
 
 
 def _warming_up(now: Situation) -> str:
@@ -154,7 +155,7 @@ def _warming_up(now: Situation) -> str:
     lacks = now.members - now.ready
     if not lacks:
         return "begins its first round: every member is ready"
-    return f"waits for {lacks} of {now.members} members to be ready{_listed(now)}"
+    return f"waits for {lacks} of {counted(now.members, 'member')} to be ready{_listed(now)}"
 
 
 def _training(now: Situation) -> str:

@@ -12,6 +12,11 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
 
 
+def all_of(count: int, noun: str) -> str:
+    """Return a number that is everything, with its verb: "the only step is", "all 2 steps are"."""
+    return f"the only {noun} is" if count == 1 else f"all {count:,} {noun}s are"
+
+
 def shown_bytes(size_bytes: float) -> str:
     """Return a number of bytes with three digits, in powers of a thousand."""
     for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3)):

@@ -76,6 +76,7 @@ async def test_question_and_narrow_table_break_no_rule(browser: "Browser", run: 
         assert await in_both_schemes(page) == []
 
 
+@pytest.mark.nightly
 async def test_every_control_is_reached_by_tab(browser: "Browser", run: ShownRun) -> None:
     """All that can be used is reached by Tab, in the page's order, shows that it has the focus, and is in sight."""
     async with opened(browser, "phone") as (page, _):
@@ -93,6 +94,7 @@ async def test_every_control_is_reached_by_tab(browser: "Browser", run: ShownRun
             assert [found for found in reached if found["place"] >= 0 and not found["outlined"]] == []
 
 
+@pytest.mark.nightly
 async def test_table_is_walked_and_sorted_by_keyboard(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await run.open(page, "members")

@@ -62,6 +62,7 @@ async def test_page_of_a_run_that_goes_back_reads_its_history_again(browser: "Br
         assert told.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_page_works_below_a_path_behind_a_proxy_with_tls(browser: "Browser", tmp_path: Path) -> None:
     documented = re.findall(
         r"^```nginx\n(.*?)^```", DOCUMENTATION.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE

@@ -90,6 +90,7 @@ async def test_hostile_names_in_the_table_are_text(browser: "Browser", run: Show
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_hostile_words_on_a_members_page_are_text(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser, "phone") as (page, complaints):
         requests = Requests(page)

@@ -68,6 +68,7 @@ async def test_table_shows_what_the_api_tells(browser: "Browser", run: ShownRun)
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_round_that_ends_is_in_the_table_without_a_reload(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await run.open(page, "members")
@@ -98,6 +99,7 @@ async def test_each_column_sorts_both_ways(browser: "Browser", run: ShownRun, ma
         assert await head.get_attribute("aria-sort") == "ascending"
 
 
+@pytest.mark.nightly
 async def test_unknown_values_are_last_either_way(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
     async with opened(browser) as (page, _):
         await play(page, {"members": many})
@@ -110,6 +112,7 @@ async def test_unknown_values_are_last_either_way(browser: "Browser", run: Shown
             assert (await rows(page))[-1]["Speed (tokens/s)"] == "–"
 
 
+@pytest.mark.nightly
 async def test_filter_finds_by_name_id_version_and_state(
     browser: "Browser", run: ShownRun, many: dict[str, Any]
 ) -> None:
@@ -136,6 +139,7 @@ async def test_filter_finds_by_name_id_version_and_state(
         assert {row["State"] for row in await rows(page)} == {"training ahead, step 7"}
 
 
+@pytest.mark.nightly
 async def test_those_that_have_left_are_shown_if_wanted(
     browser: "Browser", run: ShownRun, many: dict[str, Any]
 ) -> None:
@@ -156,6 +160,7 @@ async def test_those_that_have_left_are_shown_if_wanted(
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_few_elements_show_ten_thousand_rows(browser: "Browser", run: ShownRun, many: dict[str, Any]) -> None:
     async with opened(browser) as (page, _):
         await play(page, {"members": many})
@@ -182,6 +187,7 @@ async def test_few_elements_show_ten_thousand_rows(browser: "Browser", run: Show
         assert await page.evaluate("document.querySelector('.grid').scrollTop") == 0
 
 
+@pytest.mark.nightly
 async def test_clients_page_is_the_address_in_its_log(browser: "Browser", run: ShownRun) -> None:
     client = run.clients[0]
     async with opened(browser) as (page, complaints):

@@ -64,6 +64,7 @@ async def test_run_is_paused_and_resumed_after_a_question(browser: "Browser", ru
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_run_is_ended_after_a_step_and_that_is_taken_back(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
@@ -80,6 +81,7 @@ async def test_run_is_ended_after_a_step_and_that_is_taken_back(browser: "Browse
         await page.get_by_text("must be a whole number, 1 or more").wait_for()
 
 
+@pytest.mark.nightly
 async def test_invitation_is_shown_once_with_the_command(browser: "Browser", tmp_path: Path) -> None:
     access = {"mode": "invitations", "invitations": ["ab" * 32]}
     async with shown_run(tmp_path, client_count=0, access=access) as run, opened(browser) as (page, _):
@@ -97,6 +99,7 @@ async def test_invitation_is_shown_once_with_the_command(browser: "Browser", tmp
         assert code not in await page.locator("main").inner_text()
 
 
+@pytest.mark.nightly
 async def test_every_action_is_listed_with_its_time(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
@@ -127,6 +130,7 @@ async def test_nothing_is_sent_unless_the_question_is_answered(browser: "Browser
         assert not run.coordinator.service.run.progress.pause_pending
 
 
+@pytest.mark.nightly
 async def test_focus_is_in_the_question_and_then_where_it_was(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
@@ -141,6 +145,7 @@ async def test_focus_is_in_the_question_and_then_where_it_was(browser: "Browser"
         assert await page.evaluate(focused) == "Pause…"
 
 
+@pytest.mark.nightly
 async def test_only_what_can_be_done_now_can_be_pressed(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await enter(page, run, run.admin_token)
@@ -179,6 +184,7 @@ async def test_member_is_ejected_from_its_own_page(browser: "Browser", run: Show
         assert client_id not in run.coordinator.service.run.members
 
 
+@pytest.mark.nightly
 async def test_token_that_opened_the_page_can_be_used_again(browser: "Browser", tmp_path: Path) -> None:
     async with (
         shown_run(tmp_path, client_count=2, access__dashboard="admin") as run,
@@ -195,6 +201,7 @@ async def test_token_that_opened_the_page_can_be_used_again(browser: "Browser", 
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_token_is_in_no_storage_address_log_or_trace(
     browser: "Browser", run: ShownRun, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -75,6 +75,7 @@ async def test_figures_are_those_of_the_api(browser: "Browser", watched: Watched
         assert await page.title() == f"{document['run_id']} · Run · Epochal"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("zone", "words"), [("Asia/Kolkata", "Asia/(Kolkata|Calcutta) \\(UTC\\+5:30\\)"), ("UTC", "UTC")]
 )
@@ -86,6 +87,7 @@ async def test_footer_says_in_which_time_zone_times_are(
         await page.locator("footer").get_by_text(re.compile(f"Times are of your time zone, {words}\\.")).wait_for()
 
 
+@pytest.mark.nightly
 async def test_chart_as_a_table_has_the_rounds_losses(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(watched.url)
@@ -131,6 +133,7 @@ async def test_round_that_ends_is_shown_without_a_reload(browser: "Browser", wat
         await until_shown(page, "step", f"^{step} of")
 
 
+@pytest.mark.nightly
 async def test_run_without_rounds_says_so_and_what_it_waits_for_once(browser: "Browser", tmp_path: Path) -> None:
     async with shown_run(tmp_path, client_count=0) as run, opened(browser) as (page, complaints):
         await page.goto(run.url)
@@ -140,6 +143,7 @@ async def test_run_without_rounds_says_so_and_what_it_waits_for_once(browser: "B
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_page_says_how_far_the_run_is_through_its_data(browser: "Browser", watched: Watched) -> None:
     async def knows(route: "Route") -> None:
         told = await (await route.fetch()).json()
@@ -153,6 +157,7 @@ async def test_page_says_how_far_the_run_is_through_its_data(browser: "Browser",
         await until_shown(page, "applied", "samples; pass 4 over 23,414: 75 % of it begun$")
 
 
+@pytest.mark.nightly
 async def test_part_that_was_left_before_it_was_loaded_is_not_shown(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         asked, free = asyncio.Event(), asyncio.Event()
@@ -175,6 +180,7 @@ async def test_part_that_was_left_before_it_was_loaded_is_not_shown(browser: "Br
         assert await page.get_by_role("heading", name="Join", exact=True).count() == 0
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["<img src=x onerror=alert(1)>", "nowhere"])
 async def test_unknown_panel_is_named_as_text(browser: "Browser", watched: Watched, name: str) -> None:
     async with opened(browser) as (page, complaints):
@@ -184,6 +190,7 @@ async def test_unknown_panel_is_named_as_text(browser: "Browser", watched: Watch
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 @thinned("rule", ["admin", "members"], kept=1)
 async def test_whole_page_works_with_the_token_that_opens_it(browser: "Browser", tmp_path: Path, rule: str) -> None:
     async with shown_run(tmp_path, rounds=2, access__dashboard=rule) as run, opened(browser) as (page, complaints):
@@ -203,6 +210,7 @@ async def test_whole_page_works_with_the_token_that_opens_it(browser: "Browser",
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_private_run_asks_for_a_token_that_stays_in_memory(browser: "Browser", tmp_path: Path) -> None:
     overrides = {**PATIENT, "access__dashboard": "members"}
     async with served_over_sockets(tmp_path, GENESIS, **overrides) as run, opened(browser) as (page, complaints):

@@ -42,6 +42,7 @@ async def test_report_opens_and_obeys_nothing(browser: "Browser", record: RunRec
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_report_breaks_no_rule_in_light_or_dark(browser: "Browser", record: RunRecord, tmp_path: Path) -> None:
     file = tmp_path / "report.html"
     write_report(evaluated(record), file)

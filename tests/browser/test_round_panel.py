@@ -51,6 +51,7 @@ def rounded(value: float, digits: int) -> str:
     return f"{float(Context(digits, ROUND_HALF_UP).create_decimal_from_float(value)):g}"
 
 
+@pytest.mark.nightly
 async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, complaints):
         await page.goto(f"{watched.url}#/round/{ROUNDS - 1}")
@@ -68,6 +69,7 @@ async def test_ended_round_has_the_clients_of_the_api_slowest_first(browser: "Br
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_bars_have_the_colours_and_patterns_of_the_table(browser: "Browser", watched: Watched) -> None:
     known = {name: part.colour for name, part in PARTS.items()} | {"unknown": NOT_REPORTED.colour}
     async with opened(browser) as (page, _):
@@ -83,6 +85,7 @@ async def test_bars_have_the_colours_and_patterns_of_the_table(browser: "Browser
         assert all(re.fullmatch(r"([MLHVhvz0-9 -]+)?", line) for line in lines)
 
 
+@pytest.mark.nightly
 async def test_links_lead_from_round_to_round(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round")
@@ -93,6 +96,7 @@ async def test_links_lead_from_round_to_round(browser: "Browser", watched: Watch
         assert await page.get_by_role("link", name="›").count() == 0
 
 
+@pytest.mark.nightly
 async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round")
@@ -114,6 +118,7 @@ async def test_round_under_way_tells_who_is_awaited(browser: "Browser", watched:
         await section(page, f"The last round: step {ROUNDS}").wait_for()
 
 
+@pytest.mark.nightly
 async def test_more_clients_are_offered_where_not_all_are_shown(browser: "Browser", watched: Watched) -> None:
     async def has_forty(route: "Route") -> None:
         told = await (await route.fetch()).json()
@@ -151,6 +156,7 @@ async def test_page_says_why_the_run_is_not_faster(browser: "Browser", watched: 
         await page.locator("main").get_by_text(explanation["sentence"]).wait_for()
 
 
+@pytest.mark.nightly
 async def test_waterfall_as_a_table_has_the_same_figures(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.goto(f"{watched.url}#/round/0")
@@ -165,6 +171,7 @@ async def test_waterfall_as_a_table_has_the_same_figures(browser: "Browser", wat
             assert (cells[0], cells[4], cells[-1]) == (client["client_id"][:12], seconds(client["train_s"]), "applied")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("word", ["99", "x"])
 async def test_round_that_is_not_held_is_said_so(browser: "Browser", watched: Watched, word: str) -> None:
     async with opened(browser) as (page, complaints):

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from epochal.state.shown.smoothing import smoothed
-from tests.support.browser.browser import opened
+from tests.support.browser.browser import SIZES, opened
 from tests.support.drive.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ async def saved(page: "Page", title: str = LOSS) -> str:
     return await asyncio.to_thread(path.read_text, "utf-8")
 
 
+@pytest.mark.nightly
 async def test_figures_of_a_chart_are_a_file_that_spreadsheets_read(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, complaints):
         await drawn(page, run)
@@ -72,6 +73,7 @@ async def chosen(page: "Page", name: str, text: str) -> None:
     await page.locator("input[type=file]").set_input_files({"name": name, "mimeType": "", "buffer": text.encode()})
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["csv", "json"])
 async def test_another_run_is_a_line_beside(browser: "Browser", run: ShownRun, kind: str) -> None:
     async with opened(browser) as (page, complaints):
@@ -94,6 +96,7 @@ async def test_another_run_is_a_line_beside(browser: "Browser", run: ShownRun, k
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -141,6 +144,7 @@ async def test_smoothed_loss_is_that_of_the_reports(browser: "Browser", run: Sho
             assert mean == (None if expected is None else pytest.approx(expected))
 
 
+@pytest.mark.nightly
 async def test_figures_survive_the_way_through_a_file(browser: "Browser", run: ShownRun) -> None:
     made = random.Random(SEED)
     tables = [
@@ -188,6 +192,7 @@ async def test_what_happened_is_marked(browser: "Browser", run: ShownRun) -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 async def test_time_without_rounds_is_marked_unless_an_epoch_ended(browser: "Browser", run: ShownRun) -> None:
     starts = [float(place) for place in range(30)] + [130.0, 131.0, 232.0]
     rows = {
@@ -202,6 +207,7 @@ async def test_time_without_rounds_is_marked_unless_an_epoch_ended(browser: "Bro
     assert found == [{"place": 29, "kind": "stood", "text": "no rounds for 1 min 40 s"}]
 
 
+@pytest.mark.nightly
 async def test_member_that_left_is_in_the_charts_table(browser: "Browser", tmp_path: Path) -> None:
     async with shown_run(tmp_path, rounds=2) as run, opened(browser) as (page, _):
         leaver = run.clients.pop()
@@ -214,6 +220,7 @@ async def test_member_that_left_is_in_the_charts_table(browser: "Browser", tmp_p
         await chart.get_by_role("cell", name="1 member left").wait_for()
 
 
+@pytest.mark.nightly
 async def test_controls_of_a_chart_appear_when_it_is_used(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await drawn(page, run)
@@ -236,6 +243,7 @@ async def test_controls_of_a_chart_appear_when_it_is_used(browser: "Browser", ru
             await page.mouse.move(0, 0)
 
 
+@pytest.mark.nightly
 async def test_rates_and_counts_begin_at_zero(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser) as (page, _):
         await drawn(page, run)
@@ -257,6 +265,7 @@ async def test_rates_and_counts_begin_at_zero(browser: "Browser", run: ShownRun)
         }  # fmt: skip
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("has_norms", [False, True])
 async def test_gradient_norm_has_a_chart_where_it_is_reported(
     browser: "Browser", run: ShownRun, has_norms: bool
@@ -279,6 +288,15 @@ async def test_gradient_norm_has_a_chart_where_it_is_reported(
         assert complaints.unexpected == []
 
 
+async def test_links_to_the_parts_are_one_row_on_a_telephone(browser: "Browser", run: ShownRun) -> None:
+    async with opened(browser, "phone") as (page, _):
+        await drawn(page, run)
+        boxes = [box for link in await page.locator("nav a").all() if (box := await link.bounding_box()) is not None]
+        assert (len(boxes), len({box["y"] for box in boxes})) == (5, 1)
+        assert max(box["x"] + box["width"] for box in boxes) <= SIZES["phone"][0]
+
+
+@pytest.mark.nightly
 async def test_nothing_is_wider_than_a_small_telephone(browser: "Browser", run: ShownRun) -> None:
     async with opened(browser, "phone") as (page, _):
         await page.set_viewport_size({"width": NARROW_PX, "height": 568})

@@ -5,6 +5,8 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from tests.support.browser.browser import opened
 from tests.support.browser.played_answers import play
 from tests.support.drive.shown_run import shown_run
@@ -49,6 +51,7 @@ async def test_what_is_trained_stands_first(browser: "Browser", tmp_path: Path) 
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_configuration_is_shown_as_a_state_file_has_it(browser: "Browser", tmp_path: Path) -> None:
     access = {"mode": "invitations", "invitations": ["ab" * 32]}
     async with shown_run(tmp_path, client_count=0, access=access) as run, opened(browser) as (page, complaints):
@@ -72,6 +75,7 @@ async def test_configuration_is_shown_as_a_state_file_has_it(browser: "Browser",
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_finished_run_shows_who_took_part_and_what_came_of_it(browser: "Browser", tmp_path: Path) -> None:
     ending: dict[str, Any] = {"config__total_steps": 2, "config__cooldown_time": 0.2}
     async with shown_run(tmp_path, rounds=2, **ending) as run, opened(browser) as (page, complaints):
@@ -100,6 +104,7 @@ async def test_finished_run_shows_who_took_part_and_what_came_of_it(browser: "Br
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_columns_of_gpus_are_there_where_they_are_reported(browser: "Browser", tmp_path: Path) -> None:
     async with shown_run(tmp_path, rounds=1) as run, opened(browser) as (page, complaints):
         few = many_members(3)
@@ -121,6 +126,7 @@ async def test_columns_of_gpus_are_there_where_they_are_reported(browser: "Brows
         assert complaints.unexpected == []
 
 
+@pytest.mark.nightly
 async def test_members_page_draws_its_rounds_and_its_gpus(browser: "Browser", tmp_path: Path) -> None:
     async with shown_run(tmp_path, rounds=3) as run, opened(browser) as (page, complaints):
         client_id = run.clients[0].client_id

@@ -102,6 +102,7 @@ async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> Non
     (await run.command("audit", str(run.run_dir))).expect(1, "record", "is damaged")
 
 
+@pytest.mark.nightly
 async def test_damaged_last_record_is_named_and_not_continued(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         await trained(run)

@@ -98,6 +98,7 @@ async def test_client_gets_its_own_data_and_not_anothers(
         await client.aclose()
 
 
+@pytest.mark.nightly
 async def test_thousand_connections_that_never_authenticate_keep_nobody_out(tmp_path: Path) -> None:
     allow_connections()
     if open_files_limit() < 4 * FLOOD:

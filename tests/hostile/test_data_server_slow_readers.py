@@ -45,6 +45,7 @@ async def until_none(server: DataServer) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.nightly
 async def test_answers_that_nobody_reads_hold_bounded_memory_and_end() -> None:
     limits = ServerLimits(
         max_answer_bytes=ROOM_FOR_TWO, slow_after_s=0.1, least_bytes_per_s=2**40, shutdown_timeout_s=0.2

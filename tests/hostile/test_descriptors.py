@@ -89,6 +89,7 @@ async def test_flood_of_strangers_with_few_descriptors(tmp_path: Path, monkeypat
         assert_calm(run)
 
 
+@pytest.mark.nightly
 async def test_lack_of_descriptors_passes(tmp_path: Path) -> None:
     async with real_run(tmp_path, 2, config__total_steps=12) as run:
         await run.until(in_training(2))

@@ -37,6 +37,7 @@ def flip_key(run_dir: Path) -> None:
     flip(run_dir, "epochal_notes", "value", KEY)
 
 
+@pytest.mark.nightly
 @thinned("harm", [delete_key, flip_key], ids=["deleted", "flipped"], kept=1)
 async def test_start_without_the_runs_key_is_refused_until_it_is_replaced(
     tmp_path: Path, harm: Callable[[Path], None]

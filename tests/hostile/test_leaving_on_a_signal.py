@@ -41,6 +41,7 @@ async def leaves(
     assert loop.time() - started_s < bound_s + SLACK_S
 
 
+@pytest.mark.nightly
 async def test_client_of_a_coordinator_that_never_answered_leaves_at_once(tmp_path: Path) -> None:
     async with prepared_run(tmp_path) as run:
         run.url = f"http://127.0.0.1:{free_port()}"

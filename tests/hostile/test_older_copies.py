@@ -38,6 +38,7 @@ async def held(run: RealRun) -> RunStatus:
     return await run.status()
 
 
+@pytest.mark.nightly
 async def test_older_copy_is_held_until_the_newer_one_is_put_back(tmp_path: Path) -> None:
     async with real_run(tmp_path, 2, config__total_steps=100_000) as run:
         newer = await put_older_copy(run)

@@ -89,6 +89,7 @@ async def test_coordinator_that_comes_up_later_is_waited_for_aloud(tmp_path: Pat
         assert await client.wait(BOUND_S) == 0, client.log_tail()
 
 
+@pytest.mark.nightly
 async def test_coordinator_that_goes_away_is_said_with_how_long_it_is_tried(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=100_000) as run:
         client = await run.start_client("--reconnect", "2", trainer="null")

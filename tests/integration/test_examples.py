@@ -28,6 +28,7 @@ async def test_example_passes_check(folder: Path) -> None:
     (await run_command("check", str(folder / "state.toml"), *more, "--no-files")).expect(0)  # the data are the user's
 
 
+@pytest.mark.nightly
 @thinned("folder", FOLDERS, ids=lambda folder: folder.name, kept=1)
 async def test_example_starts_and_trains(tmp_path: Path, folder: Path) -> None:
     async with prepared_run(tmp_path / "run") as run, contextlib.AsyncExitStack() as stack:

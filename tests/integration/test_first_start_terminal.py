@@ -3,12 +3,15 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.support.data.states import state_text
 from tests.support.drive.processes import run_command
 from tests.support.drive.terminals import in_terminal
 from tests.support.servers.ports import free_port
 
 
+@pytest.mark.nightly
 async def test_first_start_ends_with_a_box_whose_token_works(tmp_path: Path) -> None:
     (tmp_path / "state.toml").write_text(state_text())
     port = str(free_port())

@@ -111,12 +111,6 @@ def test_installed_names_are_those_of_the_wheel_and_hidden_by_no_file(installed:
     run_in(own_folder, installed, "-c", EVERY_NAME)
 
 
-@pytest.mark.nightly  # a notebook's run is of the same files and processes
-def test_installed_demo_runs_beside_files_of_the_same_names(installed: Path, own_folder: Path) -> None:
-    options = ("--rounds", "2", "--clients", "2", "--trainer", "null", "--no-chaos", "--run-dir", "demo")
-    run_in(own_folder, installed, "-m", "epochal", "up", *options)
-
-
 @pytest.mark.nightly
 def test_notebook_trains_with_the_users_own_trainer(installed: Path, own_folder: Path) -> None:
     assert run_in(own_folder, installed, "-c", NOTEBOOK).split("\n")[-2] == "[1, 2]"

@@ -53,6 +53,7 @@ def test_readme_has_three_lines_which_name_a_copy_and_a_coordinator() -> None:
     assert [line.split("  ")[0] for line in LINES] == ["pip install .", "epochal up", f"epochal client {COORDINATOR}"]
 
 
+@pytest.mark.nightly
 async def test_first_line_of_readme_installs_the_command_of_the_others(tmp_path: Path) -> None:
     environment = fresh_machine(tmp_path / "machine")
     await done(LINES[0], ROOT, environment)

@@ -20,7 +20,6 @@ UP_BOUND_S = 300.0
 WITHOUT_END = ("--no-chaos", "--clients", "1", "--trainer", "null", "--rounds", "100000")
 
 
-@pytest.mark.nightly
 async def test_up_with_chaos_finishes_and_proves_itself(tmp_path: Path) -> None:
     arguments = ("--rounds", "6", "--clients", "2", "--trainer", "null")
     ran = await run_command("up", *arguments, "--run-dir", str(tmp_path / "run"))

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from epochal.state.phase_names import RunState
@@ -61,6 +62,28 @@ async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path:
         await run.prove()
 
 
+async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: Path) -> None:
+    """Clients keep what their optimizers have; the verifier only scores, on data that it draws."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "tokens.bin").write_bytes((np.arange(1 << 15) % 16).astype("<u2").tobytes())  # which can be learnt
+    scored = VERIFIED | {"merge__inner_state": "keep", "verify__by": "scores"}
+    scored["model__LLM__data_location"] = {"Local": str(data)}
+    async with real_run(tmp_path / "run", config__init_min_clients=3, **scored) as run:
+        verifier = await start_verifier(run, "verifier-1")
+        for _ in range(2):
+            await run.start_client()
+        liar = await run.start_client(trainer=LIAR)
+        rests = await run.until_logged(run.coordinator, "client_rests")
+        assert rests["client_id"] == run.client_id_of(liar)
+        assert "scored made the loss on held-out data larger" in rests["reason"]
+        assert "RAISES the held-out loss" in await run.line_of(verifier, run.client_id_of(liar))
+        assert not run.events(run.coordinator, "client_convicted")
+        assert {one["client_id"] for one in run.events(run.coordinator, "client_flagged")} == {rests["client_id"]}
+        await run.stop_coordinator()
+        await run.prove()
+
+
 @pytest.mark.nightly
 async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=2, **VERIFIED) as run:
@@ -94,6 +117,7 @@ async def test_verifier_that_was_away_goes_on_from_a_later_checkpoint(tmp_path: 
         await distances(run, verifier, 6)
 
 
+@pytest.mark.nightly
 async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -> None:
     ended = VERIFIED | {"config__total_steps": 3, "verify__within": 64}
     async with real_run(tmp_path, config__init_min_clients=1, **ended) as run:
@@ -105,6 +129,7 @@ async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -
         assert await verifier.wait(BOUND_S) == 0, verifier.log_tail()
 
 
+@pytest.mark.nightly
 async def test_verifier_with_other_data_ends_before_it_reports(tmp_path: Path) -> None:
     others = tmp_path / "others"
     others.mkdir()

@@ -47,6 +47,7 @@ async def test_view_leaves_the_terminal_as_it_was(tmp_path: Path, leave: Callabl
         assert terminal.is_as_before()
 
 
+@pytest.mark.nightly
 async def test_view_ends_with_its_terminal(tmp_path: Path) -> None:
     async with restarted_run(tmp_path / "run") as run, in_terminal("watch", run.url) as terminal:
         await terminal.until("run test-run")
@@ -54,6 +55,7 @@ async def test_view_ends_with_its_terminal(tmp_path: Path) -> None:
         assert await terminal.end() == -signal.SIGHUP
 
 
+@pytest.mark.nightly
 async def test_refusal_ends_the_view_with_a_message_on_a_clean_terminal(tmp_path: Path) -> None:
     async with (
         restarted_run(tmp_path / "run", access__dashboard="admin") as run,

@@ -38,6 +38,7 @@ def opening(base: Path, precision: str) -> Callable[[StateFile, Worker], Trainer
     return opened
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_clients_with_other_bases_precisions_train_one_adapter(tmp_path: Path) -> None:
     spec = write_base(tmp_path / "base", spec_with())

@@ -20,6 +20,7 @@ EVERY = {
 }
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_newcomer_starts_from_a_checkpoint_within_the_epoch() -> None:
     async with simulated_run(state_file(**EVERY), seed=0) as run:

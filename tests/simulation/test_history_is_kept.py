@@ -47,6 +47,7 @@ def content(history: Projection) -> tuple[object, ...]:
     return history.rows, list(history.details), history.next, book.records(), list(history.actions)
 
 
+@pytest.mark.nightly
 @thinned(("seed", "rows"), [(0, 16_384), (1, 16)], kept=1)
 @in_virtual_time
 async def test_history_kept_by_coordinators_is_that_of_the_journal(

@@ -43,6 +43,7 @@ class SlowlyCompacted(SlowJournal):
         await asyncio.sleep(self._chance.uniform(0, MOST_S))
 
 
+@pytest.mark.nightly
 @thinned(("seed", "segment_records"), [(0, MAX_SEGMENT_RECORDS), (1, 7)], kept=1)
 @in_virtual_time
 async def test_run_compacted_while_its_coordinator_is_killed_stays_provable(

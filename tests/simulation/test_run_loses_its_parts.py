@@ -80,6 +80,7 @@ async def test_coordinator_killed_in_a_phase_goes_on_with_every_member(
         assert run.coordinator.starts == 2
 
 
+@pytest.mark.nightly
 @thinned(("phase", "step"), PHASES[:-1])
 @in_virtual_time
 async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunState, step: int) -> None:
@@ -91,6 +92,7 @@ async def test_client_killed_in_a_phase_leaves_a_run_that_goes_on(phase: RunStat
         await finish(run, 4)
 
 
+@pytest.mark.nightly
 @thinned("phase", [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS], kept=1)
 @in_virtual_time
 async def test_all_clients_gone_mid_epoch_come_back_to_the_replica_that_was_lost(phase: RunState) -> None:
@@ -136,6 +138,7 @@ def lone_run(interrupted_at: int | None) -> str:
     return run_virtually(main())
 
 
+@pytest.mark.nightly
 def test_only_client_replaced_mid_epoch_ends_like_an_uninterrupted_run() -> None:
     uninterrupted = lone_run(None)
     assert [lone_run(step) for step in (2, 5)] == [uninterrupted] * 2

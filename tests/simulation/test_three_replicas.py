@@ -169,6 +169,7 @@ def played(seed: int, lasting: int, passing: int, steps: int = TOTAL_STEPS) -> t
         raise
 
 
+@pytest.mark.nightly
 @thinned(("seed", "steps"), [(0, 3), *((seed, TOTAL_STEPS) for seed in SEEDS)], kept=1)
 def test_run_of_three_replicas_under_everything_at_once_is_proved(seed: int, steps: int) -> None:
     played(seed, lasting=10, passing=4, steps=steps)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from tests.support.simulate.simulated_run import (
     small_state,
 )
 from tests.support.simulate.virtual_time import in_virtual_time, run_virtually
+from tests.support.thinned import thinned
 
 TRAIN_S = 4.0
 SLOW_LINKS = Weather(delay_s=(0.3, 0.6))
@@ -106,6 +108,7 @@ async def test_results_name_their_starts_which_were_applied() -> None:
         await prove(run)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_client_killed_while_it_trains_ahead_comes_back() -> None:
     async with simulated_run(delayed(config__total_steps=14), seed=3, weather=SLOW_LINKS) as run:
@@ -154,8 +157,7 @@ async def churn(run: SimulatedRun) -> None:
     await repeatedly(change, run.chance, (4, 40))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
-@pytest.mark.parametrize("feedback", [False, True])
+@thinned(("seed", "feedback"), product((0, 1, 2), (True, False)), kept=1)
 def test_replicas_agree_whoever_comes_and_goes(seed: int, *, feedback: bool) -> None:
     async def play() -> None:
         state = delayed(config__total_steps=24, config__epoch_time=200, merge__error_feedback=feedback)

@@ -143,6 +143,7 @@ def test_a_third_that_lies_is_convicted_whatever_single_verifiers_do() -> None:
     assert {one.verifier for one in tested if one.is_refused} == {"convicts", "passes"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lies_from", [1, 20])
 def test_one_slow_verifier_suffices_also_against_who_was_honest_first(lies_from: int) -> None:
     found = VerifiedRun([Verifier("only", per_round=5)], lies_from=lies_from, seed=lies_from)
@@ -163,6 +164,7 @@ def test_without_any_verifier_rounds_go_on_and_nothing_is_kept_for_long() -> Non
     assert verification.counts.dropped > 0
 
 
+@pytest.mark.nightly
 def test_new_keys_have_little_of_the_work_until_replays_have_passed() -> None:
     found = VerifiedRun([Verifier("only")], lies_from=1000)
     found.play(12)

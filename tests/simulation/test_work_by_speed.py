@@ -106,6 +106,7 @@ def test_member_that_becomes_slow_is_absorbed_in_three_rounds(speed: float) -> N
         assert not any(found.missed for found in rounds), "it gets less without a miss"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("phase", [0, 1])
 def test_member_whose_speed_jumps_holds_nobody_up(phase: int) -> None:
     def jumping(batches: int, step: int) -> tuple[float, float]:
@@ -136,6 +137,7 @@ def test_member_that_delays_on_purpose_gains_nothing() -> None:
     assert max(parts_of(rounds[14:], 0)) < min(parts_of(rounds[14:], 1))
 
 
+@pytest.mark.nightly
 def test_uplink_of_a_tenth_of_a_megabit_holds_nobody_up() -> None:
     slow = working(BATCH_S, 0.1 * MBIT)
     state = state_of(8, 160, config__max_round_train_time=3600)
@@ -147,6 +149,7 @@ def test_uplink_of_a_tenth_of_a_megabit_holds_nobody_up() -> None:
     assert all(found.busy >= 0.8 for found in rounds[10:] if found not in held_up)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batches", [12, 160])
 def test_nobody_is_starved_over_a_hundred_rounds(batches: int) -> None:
     chance = random.Random(8)

@@ -12,7 +12,7 @@ def test_units_that_take_long_come_first_and_stay_together() -> None:
 
 
 def test_file_that_shares_nothing_is_a_unit_of_its_own() -> None:
-    assert unit_of("tests/browser/test_page.py") == "browser"
+    assert unit_of("tests/browser/test_page.py") == "browser and matplotlib"
     assert unit_of("tests/unit/state/test_wire.py") == "tests/unit/state/test_wire.py"
 
 

@@ -6,22 +6,13 @@ import warnings
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from docs.named_kinds import PACKAGES
+
 ROOT = Path(__file__).parents[2]
-PACKAGES = (
-    "batching",
-    "coordinator",
-    "coordinator_client",
-    "data_providers",
-    "epochal",
-    "run_manager",
-    "runtime",
-    "state",
-    "trainers",
-    "training_service",
-)
 MAX_MODULE_LINES = 1000
 QUESTIONED_MODULE_LINES = 600
 """A module has one subject, however long that is; a longer one is named in a warning, for somebody to look at it."""
@@ -32,7 +23,6 @@ MAX_SHARED_FILE_NAMES = 25
 MAX_FUNCTION_LINES = 70
 MAX_TEST_NAME_CHARS = 70
 VAGUE_FIRST_WORDS = ("What", "Nothing", "Whoever")
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def paths(*folders: str) -> list[Path]:
@@ -40,10 +30,33 @@ def paths(*folders: str) -> list[Path]:
     return sorted(path.relative_to(ROOT) for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
+class Definition(NamedTuple):
+    """A class or a function of the product."""
+
+    place: str
+    name: str
+    is_class: bool
+    is_inner: bool
+    line_count: int
+    docstring: str
+
+
 @cache
-def modules() -> dict[Path, ast.Module]:
-    """Return the parsed modules of the product, by path."""
-    return {path: ast.parse((ROOT / path).read_text(encoding="utf-8")) for path in paths(*PACKAGES)}
+def definitions() -> tuple[Definition, ...]:
+    """Return all of them; no tree is kept, which the collector of cycles would visit again and again."""
+    return tuple(
+        Definition(
+            f"{path}:{node.lineno}",
+            node.name,
+            isinstance(node, ast.ClassDef),
+            node.col_offset > 0,
+            (node.end_lineno or 0) - node.lineno + 1,
+            ast.get_docstring(node) or "",
+        )
+        for path in paths(*PACKAGES)
+        for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8")))
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+    )
 
 
 @pytest.mark.filterwarnings("default:.*one subject")
@@ -82,33 +95,20 @@ def test_names_of_modules_seldom_need_their_folder() -> None:
 
 
 def test_functions_stay_within_their_size() -> None:
-    long = [
-        f"{path}:{node.lineno} {node.name}"
-        for path, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, FUNCTIONS) and (node.end_lineno or 0) - node.lineno >= MAX_FUNCTION_LINES
-    ]
-    assert long == []
+    functions = (one for one in definitions() if not one.is_class)
+    assert [f"{one.place} {one.name}" for one in functions if one.line_count > MAX_FUNCTION_LINES] == []
 
 
 def test_a_public_class_name_means_one_thing() -> None:
     places = defaultdict(list)
-    for path, tree in modules().items():
-        for node in tree.body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places[node.name].append(str(path))
+    for one in definitions():
+        if one.is_class and not one.is_inner and not one.name.startswith("_"):
+            places[one.name].append(one.place)
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
 def test_docstrings_do_not_begin_with_a_riddle() -> None:
-    vague = [
-        f"{path}:{node.lineno} {text.splitlines()[0]}"
-        for path, tree in modules().items()
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.ClassDef, *FUNCTIONS)) and (text := ast.get_docstring(node))
-        if text.startswith(VAGUE_FIRST_WORDS)
-    ]
-    assert vague == []
+    assert [one.place for one in definitions() if one.docstring.startswith(VAGUE_FIRST_WORDS)] == []
 
 
 def test_names_of_tests_can_be_read_at_a_glance() -> None:

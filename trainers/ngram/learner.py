@@ -20,6 +20,7 @@ from epochal.trainers.ngram.model import (
     add_gradient,
     initial_parameters,
     initial_parts,
+    next_logits,
     padded_targets,
     padded_tokens,
     parameter_shapes,
@@ -46,6 +47,28 @@ class NgramModel:
 
     def learner(self) -> "NgramLearner":
         return NgramLearner(self._config.context)
+
+
+class NgramContinuation:
+    """A `Continuation` of the embedded model, of which the last tokens count.
+
+    Args:
+        parameters: of the model.
+        count: number of tokens from which the next one is predicted.
+    """
+
+    context = None
+
+    def __init__(self, parameters: Mapping[str, Float32Array], count: int) -> None:
+        self._parameters = parameters
+        self._count = count
+        self._tokens: list[int] = []
+
+    def logits(self, tokens: Sequence[int]) -> Float32Array:
+        self._tokens = [*self._tokens, *tokens][-self._count :]
+        with np.errstate(all="ignore"), _blas().limit(limits=1, user_api="blas"):
+            found: Float32Array = next_logits(self._parameters, np.array(self._tokens, np.uint16))
+        return found
 
 
 class NgramLearner:
@@ -83,6 +106,10 @@ class NgramLearner:
 
     def evaluate(self, examples: Sequence[Example], proceed: Proceed = go_on) -> Loss:
         return self._loss(examples, proceed, backward=False)
+
+    def continuation(self) -> NgramContinuation:
+        """Return a sequence for the model to continue."""
+        return NgramContinuation(self.parameters, self._context)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         self._gradient, self._has_gradient = dict(gradient), True

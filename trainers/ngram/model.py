@@ -133,6 +133,15 @@ def padded_targets(examples: Sequence[Example], context: int) -> Tokens:
     )
 
 
+def next_logits(parameters: Parameters, tokens: npt.NDArray[np.integer[Any]]) -> FloatArray:
+    """Return the logits, (256,), of the token after a sequence, of which the last `context` tokens count."""
+    context = parameters[HIDDEN_WEIGHT].shape[0] // parameters[EMBEDDING].shape[1]
+    window = padded_tokens([tokens], context)[-context:]
+    hidden = np.tanh(parameters[EMBEDDING][window].reshape(-1) @ parameters[HIDDEN_WEIGHT] + parameters[HIDDEN_BIAS])
+    found: FloatArray = hidden @ parameters[OUTPUT_WEIGHT] + parameters[OUTPUT_BIAS]
+    return found
+
+
 def add_gradient(
     parameters: Parameters,
     padded: Tokens,

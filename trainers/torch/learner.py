@@ -17,6 +17,7 @@ from epochal.trainers.torch.adamw import FusedAdamW
 from epochal.trainers.torch.devices import DeviceNumber, Placement, copied_out, copy_in, is_out_of_memory
 from epochal.trainers.torch.micro_batch_sizes import MicroBatchSize, grouped
 from epochal.trainers.torch.objective import Objective, TensorBatch
+from epochal.trainers.torch.torch_continuation import TorchContinuation
 from epochal.trainers.torch.torch_options import TorchOptions
 
 log = logging.getLogger(__name__)
@@ -114,6 +115,11 @@ class TorchLearner:
         part = _Part(examples, proceed, self._objective.sizes(examples))
         with self._placement.reporting(), torch.no_grad():
             return self._fitted(part, backward=False)
+
+    def continuation(self) -> TorchContinuation:
+        """Return a sequence for the model to continue, if it is a causal language model of transformers."""
+        assert self._opened is not None, "load first"
+        return TorchContinuation(self._opened.module, self._placement)
 
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         with self._placement.reporting():

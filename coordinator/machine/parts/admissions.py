@@ -77,16 +77,25 @@ class Admissions:
 NO_ADMISSIONS = Admissions()
 
 
-def invitation_denial(admissions: Admissions, event: ClientJoined, now_s: float) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """Who wants to join, and with which invitation."""
+
+    client_id: ClientId
+    public_key: str
+    invitation_sha256: Sha256 | None
+
+
+def invitation_denial(admissions: Admissions, applicant: Applicant, now_s: float) -> str | None:
     """Return why a command's invitation does not admit a client, or None if it does.
 
     Args:
         admissions: with the invitation that the client offers.
-        event: its join.
+        applicant: the client.
         now_s: on the coordinator's clock.
     """
-    assert event.invitation_sha256 is not None, "the client offers it"
-    found = admissions.invitations[event.invitation_sha256]
+    assert applicant.invitation_sha256 is not None, "the client offers it"
+    found = admissions.invitations[applicant.invitation_sha256]
     if found.is_expired(now_s):
         return "this invitation has expired; ask the run's operator for another"
     if found.used >= found.uses:

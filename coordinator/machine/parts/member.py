@@ -34,12 +34,14 @@ class MemberReadiness:
         data_fingerprint: of the data that it reported to have; None until it reported.
         was_late: whether the last Warmup ended before it was ready, and it has not been ready since.
         was_ready: whether it was ready in an earlier epoch.
+        is_leaving: whether its process reported that it leaves after the round under way.
     """
 
     step: int | None = None
     data_fingerprint: str | None = None
     was_late: bool = False
     was_ready: bool = False
+    is_leaving: bool = False
 
     def before_warmup(self) -> "MemberReadiness":
         """Return the readiness as an epoch's Warmup begins, in which the member has yet to be ready."""
@@ -95,11 +97,15 @@ class Member:
         last = self.conduct.last_applied_step
         return last is not None and last >= self.joining.step
 
+    def is_available(self, now_s: float) -> bool:
+        """Return whether the next round may count on it: it neither rests nor leaves."""
+        return not (self.readiness.is_leaving or self.conduct.is_resting(now_s))
+
     def is_ready(self, run_data: str | None, now_s: float) -> bool:
-        """Return whether it holds the model and data of these fingerprints, and does not rest."""
+        """Return whether it holds the model and data of these fingerprints, and is available."""
         readiness = self.readiness
         has_all = readiness.step is not None and readiness.data_fingerprint == run_data
-        return has_all and not self.conduct.is_resting(now_s)
+        return has_all and self.is_available(now_s)
 
 
 def roster_of(members: Iterable[Member]) -> Roster:

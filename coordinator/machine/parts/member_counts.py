@@ -16,8 +16,8 @@ class Numbers:
     """Numbers of members.
 
     Attributes:
-        available: that do not rest.
-        ready: that hold the model and the run's data, and do not rest.
+        available: that neither rest nor leave.
+        ready: available ones that hold the model and the run's data.
         ready_before: of these, those that were so in an earlier epoch.
         awaited: available ones that are not ready, and were not late in the last Warmup.
         awaited_before: of these, those that were ready in an earlier epoch.
@@ -51,7 +51,7 @@ def numbers_of(member: Member, run_data: str | None, now_s: float) -> Numbers:
         run_data: the fingerprint of the data on which the run is agreed.
         now_s: seconds on the run's clock.
     """
-    if member.conduct.is_resting(now_s):
+    if not member.is_available(now_s):
         return NONE
     found = member.readiness
     is_ready = found.step is not None and found.data_fingerprint == run_data

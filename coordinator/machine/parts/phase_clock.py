@@ -18,6 +18,7 @@ class PhaseClock(WireDocument):
         epoch_started_s: when the first round of the epoch began.
         enough_since_s: since when there are enough members in WaitingForMembers, or enough ready ones in Warmup.
         reason: why the run is in its phase, in words.
+        away_s: how long the coordinator was absent since the last round ended, but for its absence in a pause.
     """
 
     now_s: float
@@ -27,6 +28,7 @@ class PhaseClock(WireDocument):
     phase_ends_s: float | None = None
     enough_since_s: float | None = None
     reason: str = "never started"
+    away_s: float = 0.0
 
     @property
     def in_phase_s(self) -> float:
@@ -48,12 +50,13 @@ class PhaseClock(WireDocument):
             self.phase_ends_s,
             self.enough_since_s,
             self.reason,
+            self.away_s,
         )
 
     def entered(self, phase: RunState, limit_s: float | None, reason: str) -> "PhaseClock":
         """Return the clock as a phase begins now, which lasts at most `limit_s`."""
         ends_s = None if limit_s is None else self.now_s + limit_s
-        return PhaseClock(self.now_s, phase, self.now_s, self.epoch_started_s, ends_s, None, reason)
+        return PhaseClock(self.now_s, phase, self.now_s, self.epoch_started_s, ends_s, None, reason, self.away_s)
 
     def with_limit(self, limit_s: float) -> "PhaseClock":
         """Return the clock whose phase lasts at most so long from now on."""
@@ -72,4 +75,5 @@ class PhaseClock(WireDocument):
             phase_ends_s=None if self.phase_ends_s is None else self.phase_ends_s + outage_s,
             epoch_started_s=self.epoch_started_s + outage_s,
             enough_since_s=None if self.enough_since_s is None else self.enough_since_s + outage_s,
+            away_s=self.away_s + (0.0 if self.phase is RunState.PAUSED else outage_s),
         )

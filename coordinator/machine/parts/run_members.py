@@ -55,8 +55,8 @@ class RunMembers(WireDocument):
         return len(self.by_id)
 
     def available(self, now_s: float) -> list[Member]:
-        """Return the members that do not rest."""
-        return [member for member in self.by_id.values() if not member.conduct.is_resting(now_s)]
+        """Return the members that neither rest nor leave."""
+        return [member for member in self.by_id.values() if member.is_available(now_s)]
 
     def ready(self, run_data: str | None, now_s: float) -> list[Member]:
         """Return the members that hold the model and the run's data, and do not rest."""

@@ -28,6 +28,8 @@ MAX_VERIFIERS = 64
 """Maximum number of verifiers that a run knows."""
 MAX_KNOWN = 2
 """Number of results with a known answer that are kept of those that passed, and of those by which one was convicted."""
+MAX_GAINS = 32
+"""Number of the run's last scores by whose median a score is judged."""
 MAX_STEPS_COMPARED = 16
 """Number of the last steps of which the figures of compared results are kept; others are in the journal."""
 MAX_REMEMBERED = 4096
@@ -174,6 +176,7 @@ class Trust:
         drift: of the last ones, the distance as a multiple of the most that is usual for others.
         flagged: why each of its results is replayed; "" if they are not.
         passed_flagged: number of results that passed since it was flagged.
+        worse: number of its last results that made the loss larger, one after the other, where results are scored.
         was_apart: whether its last result that was compared pointed elsewhere than the round's others.
     """
 
@@ -183,6 +186,7 @@ class Trust:
     drift: tuple[float, ...] = ()
     flagged: str = ""
     passed_flagged: int = 0
+    worse: int = 0
     was_apart: bool = False
 
     def is_earning(self, *, is_awaiting: bool) -> bool:
@@ -257,6 +261,7 @@ class Verification(WireDocument):
         convicted: what each convicted client was found by, in words.
         departed: the trust in clients that have left, the latest last.
         counts: numbers of replays.
+        gains: the last scores of the run, at most `MAX_GAINS`.
         compared: the figures of the last steps whose results were compared, by step, at most `MAX_STEPS_COMPARED`.
     """
 
@@ -267,6 +272,7 @@ class Verification(WireDocument):
     convicted: Mapping[ClientId, str] = field(default_factory=dict)
     departed: Mapped[ClientId, Trust] = field(default_factory=dict)
     counts: Counts = Counts()
+    gains: tuple[float, ...] = ()
     compared: Mapped[int, Compared] = field(default_factory=dict)
 
     def awaiting(self) -> frozenset[ClientId]:
@@ -305,8 +311,8 @@ class Verification(WireDocument):
     def due(self, verifier: str, step: int, within: int) -> Iterator[OpenReplay]:
         """Yield what a verifier is to compute again, the most urgent first.
 
-        First what tests it, then disputed results, then others, the oldest first. A disputed one that it has reported
-        itself is for others, where one was heard in the last rounds that has not.
+        Where it is doubted, what tests it and nothing else; else disputed results, then others, the oldest first. A
+        disputed one that it has reported itself is for others, where one was heard in the last rounds that has not.
 
         Args:
             verifier: its name.
@@ -317,8 +323,10 @@ class Verification(WireDocument):
         if known is not None and known.is_refused:
             return
         test = self.test_of(verifier)
-        if known is not None and test is not None and step not in known.failed_tests:
-            yield test
+        if known is not None and test is not None:
+            if step not in known.failed_tests:
+                yield test
+            return
         wanted = [one for one in self.open.values() if one.wants(verifier)]
         for one in wanted:
             if one.reports and (one.is_new_to(verifier) or not self.is_for_others(one, verifier, step, within)):

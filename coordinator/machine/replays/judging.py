@@ -50,9 +50,10 @@ from epochal.coordinator.machine.stimuli import (
     ClientAbsolved,
     ReplayFailed,
     ReplayReported,
+    ScoreReported,
     VerifierStimulus,
 )
-from epochal.state.errors import Refused
+from epochal.state.errors import InternalError, Refused
 from epochal.state.messages.replay_messages import CalibrationReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
@@ -62,13 +63,32 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
     """Return the run after a verifier's report.
 
     Raises:
-        Refused: `forbidden` for a verifier that lost its role, `not-now` in a run without `[verify]`, `overloaded` for
-            one pair of classes too many, or if too many verifiers lost their role; of a result, `stale-round` or
-            `not-found` if its replay is not open, `already-committed` if the verifier has reported it, unless others
-            dispute it and no other verifier is there that has not.
+        Refused: `forbidden` for a verifier that lost its role, `not-now` in a run whose results are not computed again,
+            `overloaded` for one pair of classes too many, or if too many verifiers lost their role; of a result,
+            `stale-round` or `not-found` if its replay is not open, `already-committed` if the verifier has reported it,
+            unless others dispute it and no other verifier is there that has not.
     """
-    if run.state_file.verify is None:
+    check_may_report(run, event)
+    match event:
+        case CalibrationReported():
+            members = _calibrated(run.members, event.report)
+            return run.with_parts(heard(members, run, event.verifier)), ()
+        case ReplayFailed():
+            return _take_failure(run, event)
+        case ReplayReported():
+            return _take_report(run, event)
+        case ScoreReported():
+            raise InternalError("scores are taken elsewhere")
+
+
+def check_may_report(run: Run, event: VerifierStimulus) -> None:
+    """Raise `Refused` if the run has no use for such a report, or none of this verifier's."""
+    verify = run.state_file.verify
+    if verify is None:
         raise Refused(Refusal.NOT_NOW, "this run has no [verify]: nothing is computed again")
+    by = "scores" if isinstance(event, ScoreReported) else verify.by if isinstance(event, ReplayFailed) else "replays"
+    if by != verify.by:
+        raise Refused(Refusal.NOT_NOW, f'this run has verify.by = "{verify.by}"; reports of {by} are not taken')
     known = run.members.verification.verifiers
     verifier = known.get(event.verifier, KnownVerifier(run.progress.step))
     if verifier.is_refused:
@@ -76,14 +96,6 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
         raise Refused(Refusal.FORBIDDEN, message)
     if event.verifier not in known and len(known) >= MAX_VERIFIERS and all(one.is_refused for one in known.values()):
         raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_VERIFIERS} verifiers that lost their role")
-    match event:
-        case CalibrationReported():
-            members = _calibrated(run.members, event.report)
-            return run.with_parts(_heard(members, run, event.verifier)), ()
-        case ReplayFailed():
-            return _take_failure(run, event)
-        case ReplayReported():
-            return _take_report(run, event)
 
 
 def absolve(run: Run, event: ClientAbsolved) -> Run:
@@ -103,7 +115,7 @@ def absolve(run: Run, event: ClientAbsolved) -> Run:
     return run.with_parts(members.with_trust(client_id, replace(trust, flagged="", drift=())))
 
 
-def _heard(members: RunMembers, run: Run, name: str) -> RunMembers:
+def heard(members: RunMembers, run: Run, name: str) -> RunMembers:
     """Return the members with a verifier that was heard now, in the place of that silent for longest if need be."""
     known = dict(members.verification.verifiers)
     before = known.get(name, KnownVerifier(run.progress.step))
@@ -131,12 +143,12 @@ def _with_distances(verification: Verification, key: str, distances: Distances) 
 
 
 def _take_failure(run: Run, event: ReplayFailed) -> Handled:
-    failure, members = event.failure, _heard(run.members, run, event.verifier)
+    failure, members = event.failure, heard(run.members, run, event.verifier)
     verification = members.verification
     test = verification.test_of(event.verifier)
     if test is not None and test.key == replay_key(failure.step, failure.client_id):
         return _failed_test(run, members, event.verifier, test)
-    task = _open(run, failure.step, failure.client_id)
+    task = open_replay(run, failure.step, failure.client_id)
     if not task.wants(event.verifier):  # it has failed often enough, or reported
         return run, ()
     failed = replace(task, failures=(*task.failures, event.verifier))
@@ -162,7 +174,8 @@ def _failed_test(run: Run, members: RunMembers, name: str, test: OpenReplay) -> 
     return run.with_parts(members.verified_as(verification)), (told,)
 
 
-def _open(run: Run, step: int, client_id: str) -> OpenReplay:
+def open_replay(run: Run, step: int, client_id: str) -> OpenReplay:
+    """Return a result that is to be computed again, or scored. Raise `Refused` if it is not, or is no longer."""
     found = run.members.verification.open.get(replay_key(step, client_id))
     if found is not None:
         return found
@@ -180,7 +193,9 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     test = verification.test_of(name)
     if test is not None and key == test.key and report.result_sha256 == test.result_sha256:
         return _tested(run, event, test)
-    task = _open(run, report.step, report.client_id)
+    if test is not None:
+        raise Refused(Refusal.NOT_FOUND, f"verifier {name} is doubted: first it is to compute {test.key} again")
+    task = open_replay(run, report.step, report.client_id)
     if report.result_sha256 != task.result_sha256:
         raise Refused(Refusal.NOT_FOUND, f"the result of client {report.client_id} is {task.result_sha256}")
     assert run.state_file.verify is not None
@@ -193,7 +208,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
             raise Refused(Refusal.ALREADY_COMMITTED, message)
     pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
     found = Reported(name, report, tolerance_of(verification.distances.get(pair)))
-    members = _heard(run.members, run, name)
+    members = heard(run.members, run, name)
     task = replace(task, reports=(*task.reports, found))
     members = members.verified_as(_doubting(_with_open(members.verification, task), task.reports))
     verdict = _verdict(task, has_others=has_others)
@@ -242,7 +257,7 @@ def _doubting(verification: Verification, reports: Sequence[Reported]) -> Verifi
 
 def _tested(run: Run, event: ReplayReported, test: OpenReplay) -> Handled:
     """Return the run after a doubted verifier computed a result again of which the answer is known."""
-    members, report = _heard(run.members, run, event.verifier), event.report
+    members, report = heard(run.members, run, event.verifier), event.report
     verification = members.verification
     pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
     is_wrong = abs(report.excess - test.answer) > tolerance_of(verification.distances.get(pair))

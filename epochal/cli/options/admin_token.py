@@ -27,9 +27,21 @@ def given_token(given: str | None) -> str | None:
     return given or os.environ.get(ADMIN_TOKEN_VARIABLE) or None
 
 
-def required_token(given: str | None) -> str:
-    """Return the admin token that was given, or that of the environment. Raise `AdminTokenMissing` without one."""
+def required_token(given: str | None, instead: str = "") -> str:
+    """Return the admin token that was given, or that of the environment.
+
+    Args:
+        given: the option's value.
+        instead: in words, how the command works without a token.
+
+    Raises:
+        AdminTokenMissing: there is none.
+    """
     token = given_token(given)
     if not token:
-        raise AdminTokenMissing(f"give --admin-token or set {ADMIN_TOKEN_VARIABLE}")
+        raise AdminTokenMissing(
+            "this is for the run's operator, who has the admin token that the coordinator printed at its first start "
+            f"(`epochal coordinator … --new-admin-token` makes another): set {ADMIN_TOKEN_VARIABLE}, or give "
+            f"--admin-token{instead}"
+        )
     return token

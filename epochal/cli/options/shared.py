@@ -92,4 +92,6 @@ def trainer_token() -> str | None:
 def check_worker_token(token: str, variable: str, kind: str) -> None:
     """Raise `InvalidInput` unless a token can be one, of the kind that `epochal token KIND` makes."""
     if not (token and token.isascii() and token.isprintable() and " " not in token):
-        raise InvalidInput(f"--token (or {variable}) is missing or no token; `epochal token {kind}` makes one")
+        raise InvalidInput(
+            f"--token (or {variable}) is missing or no token; the operator makes one: `epochal token {kind} URL`"
+        )

@@ -30,6 +30,7 @@ from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
 from epochal.state.text.amounts import counted
 from epochal.tools.data_report import report_on, show
+from epochal.tools.prepare.publishing import TRAIN, preparation_of, seed_of
 from epochal.tools.prepare.text_tokenizer import BYTES_VOCABULARY
 from epochal.tools.run_inputs import (
     LOOK_TIMEOUT_S,
@@ -71,10 +72,16 @@ def inspect(
     ] = None,
     token_size: Annotated[
         Literal["2", "4"] | None,
-        typer.Option(help="Bytes of a token, by default 2. Files that state it themselves must agree."),
+        typer.Option(
+            help="Bytes of a token, by default 2, or as `epochal prepare` made them. Files that state it must agree."
+        ),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(min=1, help=f"Number of tokens in a sequence. [default: {DEFAULT_SEQUENCE_LENGTH}]")
+        int | None,
+        typer.Option(
+            min=1,
+            help=f"Tokens of a sequence, by default {DEFAULT_SEQUENCE_LENGTH}, or as `epochal prepare` made them.",
+        ),
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -90,7 +97,7 @@ def inspect(
     if state is None:
         if location is None:
             raise InvalidInput("give a LOCATION, or the run whose data are meant: --state STATE.toml")
-        asked = _asked_for(location, token_size or "2", seq_len or DEFAULT_SEQUENCE_LENGTH)
+        asked = _asked_for(location, token_size, seq_len)
     elif token_size is not None or seq_len is not None:
         raise InvalidInput("--token-size and --seq-len do not go with --state, which says it all")
     else:
@@ -121,14 +128,20 @@ class _Asked:
     path: Path | None = None
 
 
-def _asked_for(text: str, token_size: str, seq_len: int) -> _Asked:
-    found = parse_location(text)
+def _asked_for(text: str, token_size: str | None, seq_len: int | None) -> _Asked:
+    """Return a location without a run: what `epochal prepare` made as its run reads it, if no length is given."""
+    found, seed = parse_location(text), None
     path = Path(found.path) if isinstance(found, Local) else None
+    made = None if path is None or seq_len is not None else preparation_of(path)
+    if made is not None and path == made.folder / TRAIN and not made.is_chat:
+        seed, seq_len = seed_of(made.content), made.seq_len
+        token_size = token_size or str(made.tokenizer.token_size)
     if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
         config = read_data_config(path)
         seq_len, path = config.seq_len, path.parent / config.dir
     packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
-    return _Asked(text, found, DatasetSpec(int(token_size), seq_len), packs, path=path)
+    spec = DatasetSpec(int(token_size or 2), seq_len or DEFAULT_SEQUENCE_LENGTH, seed)
+    return _Asked(text, found, spec, packs, path=path)
 
 
 def _asked_of_run(run: StateFile, text: str | None) -> _Asked:

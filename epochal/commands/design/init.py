@@ -34,12 +34,13 @@ from epochal.tools.plan.plan_text import plan_text
 from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
-from epochal.tools.prepare.publishing import TRAIN, Preparation, is_preparation, published
+from epochal.tools.prepare.publishing import TRAIN, Preparation, preparation_of
 from epochal.tools.prepare.run_files import run_id_of
-from epochal.tools.quality import MEASURED, MOST_OF_CODEC, codec_choices
+from epochal.tools.quality import MEASURED, MOST_OF_CODEC, codec_choices, settings_of, smaller_choices
 from epochal.trainers.architectures import ARCHITECTURES
 
 MODELS = ", ".join((NGRAM, *LLAMAS))
+USUAL_CODEC = "int4"
 DATA_ADDRESS = "127.0.0.1:39405"
 DEFAULT_CLIENTS = "2 x 100mbit/20mbit 40ms 20k tokens/s"
 FILES = ("state.toml", "data.toml")
@@ -119,10 +120,11 @@ TokensOption = Annotated[
     ),
 ]
 CodecOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         help=f"How clients encode what they send (docs/merging.md): {', '.join(codec_choices())}, which lose at most "
-        f"{100 * MOST_OF_CODEC - 100:.0f} % with a small model."
+        f"{100 * MOST_OF_CODEC - 100:.0f} % with a small model. Default: {USUAL_CODEC}, or a smaller one where uploads "
+        "are long (docs/planning.md)."
     ),
 ]
 LocalStepsOption = Annotated[
@@ -162,7 +164,7 @@ def init(
     clients: ClientsOption = None,
     coordinator: CoordinatorOption = None,
     tokens: TokensOption = None,
-    codec: CodecOption = "int4",
+    codec: CodecOption = None,
     local_steps: LocalStepsOption = None,
     access: AccessOption = "open",
     allow_key: AllowKeyOption = None,
@@ -193,14 +195,21 @@ def init(
     total_tokens = None if tokens is None else tokens_in_all(tokens, found)
     entries, invitation = _entries(access, allow_key or [])
     tokenizer = None if made is None else made.tokenizer.sha256
-    merge = chosen_codec(codec, MEASURED if verify is None else REPEATABLE)
+    rows = MEASURED if verify is None else REPEATABLE
+    merge = chosen_codec(codec or USUAL_CODEC, rows)
+    smaller = [] if codec is not None else list(map(settings_of, smaller_choices(USUAL_CODEC, rows)))
     run = NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify)
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
-    written = files_of(run, groups, options, token_size, total_tokens=total_tokens, local_steps=local_steps)
+    written = files_of(
+        *(run, groups, options, token_size), total_tokens=total_tokens, local_steps=local_steps, smaller=smaller
+    )
     if verify is not None:
         ensure_supported(written.proposal.state, FILES[0], ARCHITECTURES)
     if written.proposal.notice:
         say(f"{written.proposal.notice}\n")
+    taken = written.proposal.state.merge.codec
+    if taken != (codec or USUAL_CODEC):
+        say(f"results are {taken}, so that clients train more of the time (with --codec {USUAL_CODEC} they are not)\n")
     _write(folder, written)
     say(plan_text(written.proposal.plan))
     if written.unpinned:
@@ -216,13 +225,11 @@ def _preparation(data: str) -> Preparation | None:
     Raises:
         InvalidInput: its manifest is damaged, or it holds conversations, of which `prepare` writes the run's files.
     """
-    path = Path(data)
-    folder = path.parent if path.name == TRAIN and is_preparation(path.parent) else path
-    if not is_preparation(folder):
-        return None
-    made = published(folder)
-    if made.is_chat:
-        raise InvalidInput(f"--data {data} holds conversations; {folder / FILES[0]} is a run of them, to be edited")
+    made = preparation_of(Path(data))
+    if made is not None and made.is_chat:
+        raise InvalidInput(
+            f"--data {data} holds conversations; {made.folder / FILES[0]} is a run of them, to be edited"
+        )
     return made
 
 

@@ -40,5 +40,5 @@ def backup(
     if as_json:
         typer.echo(json.dumps(asdict(report), indent=2))
         return
-    blobs = f"{report.blobs:,} blobs, {report.blob_bytes:,} bytes"
+    blobs = f"{counted(report.blobs, 'blob')}, {report.blob_bytes:,} bytes"
     say(f"Backup of run {report.run_id}: {counted(report.journal_records, 'record')}, {blobs}")

@@ -88,9 +88,13 @@ def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None
         url: of the coordinator, as the operator gave it.
         tls_ca: the certificate that the operator trusts, which those who join must trust as well; None without one.
     """
+    from epochal.state.shown.join_guide import CERTIFICATE_FILE, shown_fingerprint
+
+    own_certificate = guide.own_certificate if url.startswith("https:") else None
+    trusted = CERTIFICATE_FILE if tls_ca is None and own_certificate is not None else tls_ca and tls_ca.name
     until = "" if made.expires_s is None else f", until {_time(made.expires_s)}"
     words = ["epochal", "client", without_password(url), "--key", "me.key", "--new-key"]
-    words += ["--tls-ca", tls_ca.name] if tls_ca is not None else []
+    words += ["--tls-ca", trusted] if trusted else []
     words += ["--trainer", guide.trainer] if guide.trainer else []
     words += ["--data", "PATH"] if guide.data.own else []
     words += ["--base", "DIR"] if guide.own_base else []
@@ -98,12 +102,15 @@ def told(made: MadeInvitation, guide: "JoinGuide", url: str, tls_ca: Path | None
     words += ["--invitation", made.code]
     own = [] if tls_ca is None else ["--tls-ca", str(tls_ca)]
     revoking = ["epochal", "invite", without_password(url), *own, "--revoke", made.id[:SHOWN_ID_DIGITS]]
+    beside = (
+        "" if own_certificate is None else f", beside the file {trusted} (SHA-256 {shown_fingerprint(own_certificate)})"
+    )
     return "\n".join(
         (
             f"invitation {made.code}",
             f"  admits {counted(made.uses, 'client')}{until}; it is shown this once",
             f"  to revoke it: {shlex.join(revoking)}",
-            "to join:",
+            f"to join{beside}:",
             f"  {shlex.join(words)}",
         )
     )

@@ -82,7 +82,7 @@ from epochal.state.client_names import MAX_CLIENT_NAME_CHARS, checked_client_nam
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.documents import MAX_SHARE
 from epochal.state.errors import InvalidInput
-from epochal.state.messages.requests import Capabilities
+from epochal.state.messages.requests import MAX_INVITATION_CHARS, Capabilities
 from epochal.trainers.architectures import NUMPY
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
@@ -216,14 +216,14 @@ def client(
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."""
     start_logging(log_format, verbose=verbose)
+    _check_invitation(invitation)
     if trainer != AUTO:
         check_trainer_name(trainer)
-    verify = trusted(tls_ca)
+    verify, held = trusted(tls_ca), (base, base_precision)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    held = (base, base_precision)
     torch = torch_options(device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory, base=held)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
@@ -231,19 +231,18 @@ def client(
         NUMPY if trainer == AUTO else trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice
     )
     own_trainer = ClientTrainer(trainer, options, mesh_options)
-    dependencies = replace(
-        _dependencies(own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)),
+    dependencies = _dependencies(
+        own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)
     )
     capabilities = Capabilities(batches_per_round=share or MAX_SHARE, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     owner = OwnerTerms(upload, download, hours, when_idle)
     owner.check_goes_with_mesh(mesh)
-    bandwidth, terms = owner.bandwidth, owner.terms
     show_permissions(permissions, data, log_format)
     if nice:
         lower_priority()
-    with limited_to(bandwidth):
-        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s, own_trainer), terms))
+    with limited_to(owner.bandwidth):
+        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s, own_trainer), owner.terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +275,14 @@ def _dependencies(
 def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
     software = software_version(__version__)
     return ClientProfile(key, capabilities, invitation, name=_checked_name(name), software=software)
+
+
+def _check_invitation(code: str | None) -> None:
+    """Raise `InvalidInput` unless a text can be an invitation's code."""
+    if code is not None and not (0 < len(code) <= MAX_INVITATION_CHARS and code.isprintable() and code == code.strip()):
+        raise InvalidInput(
+            f"--invitation is no code; allowed: 1 to {MAX_INVITATION_CHARS} characters, as `epochal invite` prints it"
+        )
 
 
 def _checked_name(name: str | None) -> str | None:

@@ -33,7 +33,7 @@ from epochal.coordinator.serve import ServeOptions, serving
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS
 from epochal.runtime.garbage import collect_rarely, share_one_heap
-from epochal.runtime.http.certificate_names import is_self_signed
+from epochal.runtime.http.certificate_names import own_fingerprint
 from epochal.runtime.http.http_client import check_url
 from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.retry import RetryPolicy
@@ -203,7 +203,7 @@ def _data_options(state: StateFile, options: ServeOptions, data_config: Path) ->
 
 def _box(state: StateFile, options: ServeOptions, url: str, admin_token: str) -> str:
     certificate, url = options.endpoint.tls_cert, options.advertised or url
-    tls_ca = str(certificate) if certificate is not None and is_self_signed(certificate) else ""
+    tls_ca = "" if own_fingerprint(certificate) is None else str(certificate)
     invites = state.access.mode == "invitations"
     return first_start_box(state.run_id, url, admin_token, invites=invites, tls_ca=tls_ca)
 

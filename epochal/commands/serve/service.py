@@ -53,7 +53,7 @@ def install(arguments: ArgumentsArgument, name: NameOption = "volunteer") -> Non
     typer.echo(manager.advice)
 
 
-install.settings = {"ignore_unknown_options": True, "allow_interspersed_args": False}  # type: ignore[attr-defined]
+install.settings = {"ignore_unknown_options": True}  # type: ignore[attr-defined]
 
 
 def remove(name: NameOption = "volunteer") -> None:

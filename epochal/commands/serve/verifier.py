@@ -49,12 +49,15 @@ from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import InvalidInput, Refused
 from epochal.state.refusals import Refusal
+from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.tools.replays.replay_worker import ReplayWorker, VerifierOptions, opened_verifier
 from epochal.trainers.architectures import TORCH
 from epochal.trainers.registry import REMOTE, TRAINERS, TrainerOptions, check_trainer_name
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
 MAX_PIECES = 1_000
+MAX_HELD_OUT = 1 << 20
+"""Number of held-out samples, from the first one on, of which those of a score are drawn."""
 
 
 def verifier(
@@ -101,11 +104,12 @@ def verifier(
     log_format: LogFormatOption = LogFormat.TEXT,
     verbose: VerboseOption = False,
 ) -> None:
-    """Compute results of a run's members again, and report how far apart the two are.
+    """Compute results of a run's members again, and report how far apart the two are; or score them.
 
     The coordinator says which results, by lease, and judges what comes of it. Run it on the operator's own machines, as
     many as you like, each with a token of its own. What it holds when it is stopped goes to another one. It ends by
-    itself once the run is finished and no other result is to be computed.
+    itself once the run is finished and no other result is to be computed. Where the state file has `verify.by =
+    "scores"`, it computes by how much a part of a result lowers the loss on held-out data, which --data names.
     """
     start_logging(log_format, verbose=verbose)
     check_worker_token(token, VERIFIER_TOKEN_VARIABLE, "verifier")
@@ -137,6 +141,12 @@ class _Work:
         """Whether the trainer takes the options of torch."""
         return self.trainer == TORCH or self.trainer not in TRAINERS
 
+    @property
+    def held_out(self) -> EvaluationOptions:
+        """On which data results are scored: those of --data, or the run's, of which those for validation."""
+        torch = self.options.torch if self.varies else None
+        return EvaluationOptions(self.data.permissions, self.data.location, samples=MAX_HELD_OUT, torch=torch)
+
     def opening(self, precision: str | None, micro_batch: int | None) -> ClientDependencies:
         """Return what opens data and trainer, in another precision or with other micro-batches where these are given.
 
@@ -164,7 +174,7 @@ class _Work:
 async def _verify(url: str, token: str, work: _Work, pieces: int, verify: bool | str) -> None:
     async with await CoordinatorClient.connect(url, work.policy, verify) as coordinator:
         coordinator.use_token(token)
-        options = VerifierOptions(work.policy, work.spool_folder, work.opening, say)
+        options = VerifierOptions(work.policy, work.spool_folder, work.opening, work.held_out, say)
         with interruption() as stop:
             try:
                 async with opened_verifier(coordinator, options) as opened:

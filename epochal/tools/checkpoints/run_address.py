@@ -56,7 +56,7 @@ class RunAddress:
         if not self.is_served:
             yield StoredRun(open_store_reader(self.place))
             return
-        token = required_token(self.admin_token)
+        token = required_token(self.admin_token, "; or name the run's folder or database instead, which needs no token")
         check_admin_token(token)
         async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca), self.reach) as client:
             run = ServedRun(client, token)

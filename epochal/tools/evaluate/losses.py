@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import SupportsFloat
 
@@ -15,7 +15,6 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
 from epochal.data_providers.locations import AnyLocation, permissions_of_owner
 from epochal.data_providers.open_data import ONLY_FOR_MEMBERS, OpenOptions, check_pinned, open_location, run_data
-from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.long_work import long_work
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import system_jitter
@@ -27,10 +26,9 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Float32Array, TensorLayout
-from epochal.trainers.architectures import ARCHITECTURES, NUMPY, open_model
+from epochal.tools.checkpoints.model_of_run import model_of_run
 from epochal.trainers.learner import Learner, Loss, Model
-from epochal.trainers.packages import check_may_open
-from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import TorchOptions
 
 DEFAULT_SPLIT = "validation"
 TRAINING_SPLIT = "train"
@@ -98,10 +96,7 @@ async def opened_evaluation(
     else:
         permissions = permissions_of_owner(location, permissions)
     opening = OpenOptions(state.run_id, None, permissions, packs=packs, split=split or DEFAULT_SPLIT)
-    _check_torch(spec, options.torch)
-    check_may_open(spec, options.permissions)
-    torch = replace(options.torch or DEFAULT_TORCH_OPTIONS, lends_token=permissions.lends_credentials(HUB_HOST))
-    model = open_model(spec, options=torch)
+    model = model_of_run(spec, options.torch, options.permissions)
     async with (
         contextlib.aclosing(WorkerThread("epochal-evaluate")) as worker,
         contextlib.aclosing(await open_location(location, dataset, opening)) as provider,
@@ -127,12 +122,6 @@ def _split_of(state: StateFile, location: AnyLocation, split: str | None) -> str
     if split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
     return None
-
-
-def _check_torch(spec: ModelSpec, options: TorchOptions | None) -> None:
-    entry = ARCHITECTURES.get(spec.architecture)
-    if options is not None and entry is not None and entry.trainer == NUMPY:
-        raise InvalidInput(f"--device and --precision go with models of torch, not with {spec.architecture.value}")
 
 
 class LossComputation:
@@ -165,8 +154,12 @@ class LossComputation:
             raise _about(step, error) from error
         self._step = step
 
-    async def loss(self) -> Loss:
+    async def loss(self, first: int = 0, count: int | None = None) -> Loss:
         """Return the summed loss of the replica that was loaded, finite.
+
+        Args:
+            first: the first sample that is taken.
+            count: number of samples; None for all from `first` on.
 
         Raises:
             DataError: the data cannot be read, or are not samples for this run.
@@ -174,8 +167,8 @@ class LossComputation:
         """
         step = self._step
         running = _RunningLoss(self._learner)
-        samples = self.data.samples
-        plan = RoundPlan(step, (BatchId(0, samples - 1),), 1, (0.0,) * -(-samples // SAMPLES_AT_A_TIME))
+        samples = self.data.samples - first if count is None else count
+        plan = RoundPlan(step, (BatchId(first, first + samples - 1),), 1, (0.0,) * -(-samples // SAMPLES_AT_A_TIME))
         try:
             async with asyncio.TaskGroup() as group:
                 batches: AssignedBatches = self._fetcher.fetch_data(plan.assignment, group)

@@ -7,7 +7,7 @@ from pathlib import Path
 from epochal.state.config.model_table import Architecture, LocalCheckpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.tools.checkpoints.readable_run import RunView
-from epochal.tools.init.choices import BYTES_VOCABULARY
+from epochal.tools.prepare.text_tokenizer import BYTES_SHA256, BYTES_VOCABULARY
 from epochal.trainers.sources.model_source import ModelSource
 from epochal.trainers.sources.open_model import names_a_source, open_source, parse_source
 from epochal.trainers.sources.origin import origin_of
@@ -15,7 +15,8 @@ from epochal.trainers.sources.tokenizers import LISTS_OF_TOKENS, TOKENIZER_FILE,
 
 NO_TOKENIZER = "none"
 NONE_NAMED = "no tokenizer: the run began with random parameters; --tokenizer names one"
-HINT = "--tokenizer names another place, and --tokenizer none copies no tokenizer"
+READS_BYTES = "the model reads bytes: token N is the byte N of UTF-8, and no tokenizer is needed"
+HINT = "--tokenizer names another place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class FoundTokenizer:
     said: str = ""
 
 
-def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
+def find_tokenizer(view: RunView, place: str | None, otherwise: str = f"--tokenizer {NO_TOKENIZER}") -> FoundTokenizer:
     """Return the tokenizer at a place, or that of the source of the run's first parameters.
 
     A source on the Hub is read at the commit of the run's config, and a relative path only if it leads to the run's
@@ -35,6 +36,7 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
     Args:
         view: the run.
         place: the option's value; None for the run's own.
+        otherwise: what is allowed besides the right one.
 
     Raises:
         InvalidInput, ModelUnavailable: it cannot be read, or there is none at the place, or the one there has a
@@ -42,19 +44,22 @@ def find_tokenizer(view: RunView, place: str | None) -> FoundTokenizer:
     """
     if place == NO_TOKENIZER:
         return FoundTokenizer()
+    is_ngram = view.spec.architecture is Architecture.EPOCHAL_NGRAM
+    if place is None and (is_ngram or view.state.model.LLM.tokenizer == BYTES_SHA256):
+        return FoundTokenizer(said=READS_BYTES)
     try:
         source = _source_of(view) if place is None else parse_source(place)
         if isinstance(source, str):
             return FoundTokenizer(said=source)
         files = dict(source.tokenizer_files())
     except (InvalidInput, ModelUnavailable) as error:
-        raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}") from error
+        raise type(error)(f"the tokenizer cannot be read: {error.message}; {HINT}, or {otherwise}") from error
     if files:
         for name in LISTS_OF_TOKENS if place is not None else ():
             if name in files:
                 check_list(name, files[name], source.place, _vocabulary_of(view))
         if TOKENIZER_FILE in files:
-            check_identity(files[TOKENIZER_FILE], source.place, view.state.model.LLM.tokenizer, "--tokenizer none")
+            check_identity(files[TOKENIZER_FILE], source.place, view.state.model.LLM.tokenizer, otherwise)
         return FoundTokenizer(files, f"tokenizer: {', '.join(files)} of {source.place}")
     if place is not None:
         raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from epochal.state.config.data_file import DataConfig, parse_data_config
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import EpochalError, InternalError
 from epochal.state.round_model import ClientGroup
-from epochal.tools.init.proposal import Proposal, proposed
+from epochal.tools.init.proposal import MOST_LOSS, TRAINING_PART, Proposal, proposed
 from epochal.tools.init.run_text import NewRun, data_text, state_text
 from epochal.tools.plan.plans import PlanOptions
 
@@ -73,6 +73,7 @@ def files_of(
     *,
     total_tokens: int | None = None,
     local_steps: int | None = None,
+    smaller: Sequence[Mapping[str, Any]] = (),
 ) -> Written:
     """Return the files of a run, with timers and sizes that hold for these clients.
 
@@ -83,6 +84,8 @@ def files_of(
         token_size: bytes of a token of the data server's files.
         total_tokens: to be trained in all; None for a hundred rounds.
         local_steps: of a round; None for those that lose little.
+        smaller: fields of `[merge]` that go with codecs of smaller results. As long as clients train less than
+            `TRAINING_PART` of the time, one of them is taken with which they train more, if the loss is little.
 
     Raises:
         InvalidInput: the planner cannot plan with these clients, or a value is not allowed.
@@ -94,10 +97,21 @@ def files_of(
         else data_text(str(run.data.folder.resolve()), token_size, run.seq_len, secrets.token_bytes(32))
     )
     pin, unpinned = _pin(parse_state(state_text(run, _DRAFT), DRAFT), data)
-    draft = parse_state(state_text(run, _DRAFT, pin), DRAFT)
-    proposal = proposed(draft, groups, options, total_tokens=total_tokens, local_steps=local_steps)
+
+    def proposal_of(run: NewRun) -> Proposal:
+        draft = parse_state(state_text(run, _DRAFT, pin), DRAFT)
+        return proposed(draft, groups, options, total_tokens=total_tokens, local_steps=local_steps)
+
+    proposal = proposal_of(run)
+    for codec in smaller:
+        if proposal.plan.training_part >= TRAINING_PART:
+            break
+        found = proposal_of(other := replace(run, codec=codec))
+        is_little = found.plan.loss is not None and found.plan.loss <= MOST_LOSS
+        if is_little and found.plan.training_part > proposal.plan.training_part:
+            run, proposal = other, found
     figures: dict[str, dict[str, Any]] = {
-        "config": {**_DRAFT["config"], "total_steps": draft.config.total_steps, **proposal.config},
+        "config": {**_DRAFT["config"], **proposal.config},
         "merge": proposal.merge,
         "blobs": proposal.blobs,
     }

@@ -8,15 +8,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, isfinite
 
-from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.blob_place import GcsBlobs
-from epochal.state.config.state_file import MergeConfig, StateFile
-from epochal.state.model.tensors import TensorLayout
+from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
-from epochal.tools.quality import LOCAL_STEPS, OF_CODEC, best_of_codec, loss_factor, measured_codecs
+from epochal.tools.quality import (
+    LOCAL_STEPS,
+    OF_CODEC,
+    OF_DELAY,
+    best_of_codec,
+    best_of_delay,
+    loss_factor,
+    measured_codecs,
+    rated_bytes,
+)
 
 PLAYED_FOR_ADVICE = 64
 """Number of clients that are simulated for a change; of more, each represents several."""
@@ -27,8 +34,6 @@ AS_FAST, BETTER = 0.95, 0.99
 MAX_SUGGESTIONS = 6
 LESS_UPDATES = {"exact": ("int8", "int4"), "int8": ("int4",), "int4": ()}
 """Updates that are smaller."""
-RATED = TensorLayout((("w", (1 << 20,)),))
-"""Values of which the sizes of codecs are compared."""
 ENOUGH_TRAINING = 0.95
 """Part of a round that is training from which to train ahead is not worth its price."""
 LEAST_BATCH_FACTOR = 1.5
@@ -66,12 +71,14 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
 def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
     for codec in measured_codecs():
         best = best_of_codec(codec, state.merge.local_steps)
-        if best is not None and _size(best.merge) < _size(state.merge):
+        if best is not None and rated_bytes(best.merge) < rated_bytes(state.merge):
             yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
     for update in LESS_UPDATES[state.merge.update]:
         yield _of_merge(state, options, {"update": update})
     if not state.merge.delay and found.training_part < ENOUGH_TRAINING:
-        yield _of_merge(state, options, {"delay": 1})
+        best = best_of_delay(state.merge.local_steps)
+        fields = {} if best is None else {name: getattr(best.merge, name) for name in OF_DELAY}
+        yield _of_merge(state, options, {"delay": 1, **fields})
     if found.kind != "nothing":
         yield from _of_rounds(state, options, found)
     yield from _links(state, options, found)
@@ -80,10 +87,6 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
 def _of_merge(state: StateFile, options: PlanOptions, values: dict[str, object]) -> Change:
     changed = {name: value for name, value in values.items() if value != getattr(state.merge, name)}
     return "[merge] " + ", ".join(map(_line, changed.items())), _with(state, "merge", **changed), options
-
-
-def _size(merge: MergeConfig) -> int:
-    return codec_named(merge.codec_name).encoded(RATED).size_bytes
 
 
 def _line(field: tuple[str, object]) -> str:

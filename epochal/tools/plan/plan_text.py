@@ -70,7 +70,9 @@ def _lines(plan: Plan) -> Iterator[str]:
 
 def _round(plan: Plan) -> Iterator[str]:
     yield ""
-    tokens = f"{plan.batches:,} batches, {plan.tokens:,.0f} tokens; {plan.tokens_per_s:,.0f} tokens/s; "
+    tokens = (
+        f"{counted(plan.batches, 'batch', 'batches')}, {plan.tokens:,.0f} tokens; {plan.tokens_per_s:,.0f} tokens/s; "
+    )
     tokens += f"clients train {_percent(plan.training_part)} of the time"
     yield _row("a round", f"{shown_s(plan.round_s)}: {tokens}")
     for name in PARTS:

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.batching.chat.chat_encoding import PlacedTokens, encode_chat
-from epochal.batching.chat.conversations import Conversation, Learn, conversation_of, texts_in
+from epochal.batching.chat.conversations import ASSISTANT, Conversation, Learn, asked, conversation_of, texts_in
 from epochal.batching.chat.templates import BUILT_IN, END_MARK, MAX_TEMPLATE_CHARACTERS, ChatTemplate, RenderedChat
 from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, Tokens
 from epochal.runtime.os_errors import reason_of
@@ -27,6 +28,8 @@ BYTES_TEMPLATE = "plain"
 LEARNT, LAST = np.uint32(1 << 31), np.uint32(1 << 30)
 TOKEN_BITS = np.uint32((1 << 30) - 1)
 MARKED_TOKEN_BYTES = 4
+_PROBE = "0123456789"
+"""A message with which a template is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,31 @@ class ChatEncoder:
         except UnicodeEncodeError as error:
             raise CorruptData(f"the conversation has a lone surrogate at character {error.start}") from error
         return json.dumps([found.text, found.learnt], ensure_ascii=True, separators=(",", ":")).encode()
+
+    def prompt(self, messages: Any) -> list[int]:
+        """Return the tokens that ask for the assistant's next message.
+
+        Args:
+            messages: JSON: a list of objects with `role` and `content`.
+
+        Raises:
+            CorruptData: they are no messages, or one holds what would end its own turn, as in `rendered`.
+        """
+        conversation = asked(messages)
+        self._check_forged(conversation)
+        tokens, _ = self._tokens.encode_placed(self._template.prompt(conversation))
+        return [int(token) for token in tokens]
+
+    @cached_property
+    def turn_end(self) -> str:
+        """The text that the template writes after the assistant's messages, without spaces; "" if there is none."""
+        answer = {"role": ASSISTANT, "content": _PROBE}
+        try:
+            found = self._template.render(Conversation(({"role": "user", "content": _PROBE}, answer), (1,)))
+        except CorruptData:
+            return ""
+        ((start, stop),) = found.learnt
+        return found.text[start:stop].partition(_PROBE)[2].strip().removeprefix(END_MARK)
 
     def encode(self, texts: Sequence[bytes]) -> tuple[npt.NDArray[np.uint32], list[int]]:
         """Return the marked tokens of conversations that `rendered` returned, and each one's number of tokens."""

@@ -203,6 +203,16 @@ def is_preparation(folder: Path) -> bool:
         return False
 
 
+def preparation_of(path: Path) -> Preparation | None:
+    """Return the preparation in a folder, or of which it is the training split; None if there is none.
+
+    Raises:
+        InvalidInput: its manifest is damaged.
+    """
+    folder = path.parent if path.name == TRAIN and is_preparation(path.parent) else path
+    return published(folder) if is_preparation(folder) else None
+
+
 def published(folder: Path, left: tuple[str, ...] = ()) -> Preparation:
     """Return the preparation that a folder holds, from its manifests.
 

@@ -146,14 +146,27 @@ def find_tokenizer(asked: str, end_token: str | None) -> NamedTokenizer:
         return NamedTokenizer(_bytes_identity(end_token), {})
     path = Path(asked)
     files = _local_files(path) if path.exists() else _hub_files(asked)
+    return named_tokenizer(path.name if path.exists() else asked, files, end_token)
+
+
+def named_tokenizer(name: str, files: Mapping[str, bytes], end_token: str | None) -> NamedTokenizer:
+    """Return a tokenizer of the `tokenizers` library.
+
+    Args:
+        name: for the manifest, and for messages.
+        files: content of its files by name, `TOKENIZER_FILE` among them.
+        end_token: as in `find_tokenizer`.
+
+    Raises:
+        InvalidInput: as `find_tokenizer`.
+    """
     file = files[TOKENIZER_FILE]
-    known: dict[str, int] = loaded(asked, file).get_vocab(with_added_tokens=True)
+    known: dict[str, int] = loaded(name, file).get_vocab(with_added_tokens=True)
     if not known:
-        raise InvalidInput(f"tokenizer {asked} has no tokens", tokenizer=asked)
-    end = _end_of(asked, end_token, known, files)
+        raise InvalidInput(f"tokenizer {name} has no tokens", tokenizer=name)
+    end = _end_of(name, end_token, known, files)
     vocabulary = max(known.values()) + 1
     size = 2 if vocabulary <= TWO_BYTES_VOCABULARY else 4
-    name = path.name if path.exists() else asked
     return NamedTokenizer(TokenizerIdentity(name, identity_of(file), vocabulary, end, known[end], size), files)
 
 

@@ -30,16 +30,19 @@ from epochal.state.errors import (
     TrainerFailed,
 )
 from epochal.state.merging import Diverged
-from epochal.state.messages.replay_messages import LeasedReplay, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import LeasedReplay, ReplayFailure, ReplayReport, ScoreReport
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from epochal.state.refusals import Refusal
 from epochal.state.text.amounts import counted
+from epochal.state.weights import number_of
 from epochal.state.wire import Blake3, ClientId, Sha256
 from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
+from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
 from epochal.tools.replays.calibration import Calibration
 from epochal.tools.replays.opened_trainers import OpenedTrainers, Opening
 from epochal.tools.replays.past_replicas import PastReplicas
 from epochal.tools.replays.replay import Replay, WorkOfRound
+from epochal.tools.replays.result_scores import Scores
 from epochal.tools.replays.session import FollowedRun, RepeatedRequests, RoundSetup
 
 log = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class Machinery:
         trainers: compute its work again.
         spool: where results are received.
         worker: compares, off the event loop.
+        scores: of results, where they are not computed again; else None.
     """
 
     run: FollowedRun
@@ -67,6 +71,7 @@ class Machinery:
     trainers: OpenedTrainers
     spool: Spool
     worker: Worker
+    scores: Scores | None = None
 
 
 class ReplayWorker:
@@ -89,10 +94,12 @@ class ReplayWorker:
             varies: whether the trainer can compute in another precision, and with other numbers of rows at a time.
 
         Raises:
-            InvalidInput: the run has ended without work that can be repeated.
+            InvalidInput: the run has ended without work that can be repeated, or its results are only scored.
             DataError, TrainerFailed: it cannot be computed.
         """
         parts = self._parts
+        if parts.scores is not None:
+            raise InvalidInput('--calibrate: results of this run are only scored (verify.by = "scores")')
         calibration = Calibration(self._requests, parts.run, parts.replicas, parts.trainers, parts.worker)
         for report in await calibration.reports(count, varies=varies):
             largest = max(report.distances)
@@ -137,6 +144,11 @@ class ReplayWorker:
                 self._say(f"{of}: not computed again ({found.kind}): {found.message}")
                 await self._requests.repeated(self._client.report_failed_replay, found)
                 return
+            if isinstance(found, ScoreReport):
+                worth = "lowers" if found.gain >= 0 else "RAISES"
+                self._say(f"{of}: {worth} the held-out loss by {abs(found.gain):.3g} ({found.took_ms / 1000:.1f} s)")
+                await self._requests.repeated(self._client.report_score, found)
+                return
             self._say(
                 f"{of}: excess distance {found.excess:.4f}, length × {found.norm_ratio:.3f}, cosine {found.cosine:.4f} "
                 f"({found.result_class} by {found.replay_class}, {found.took_ms / 1000:.1f} s)"
@@ -147,7 +159,7 @@ class ReplayWorker:
                 raise
             log.info("report_not_wanted", extra={"step": leased.step, "reason": refusal.message})
 
-    async def _computed(self, leased: LeasedReplay) -> ReplayReport | ReplayFailure:
+    async def _computed(self, leased: LeasedReplay) -> ReplayReport | ScoreReport | ReplayFailure:
         def failure(kind: str, error: EpochalError) -> ReplayFailure:
             message = error.message[:MAX_MESSAGE_CHARS]
             return ReplayFailure(leased.step, leased.client_id, kind, message)  # type: ignore[arg-type]
@@ -161,7 +173,11 @@ class ReplayWorker:
             if isinstance(error, Refused) and error.kind is not Refusal.NOT_FOUND:
                 raise
             return failure("replica", error)
+        client_id = ClientId(leased.client_id)
         try:
+            if self._parts.scores is not None:
+                factor = await self._factor_of(leased)
+                return await self._parts.scores.score(start.replica, file.view(), client_id, factor)
             replays = await self._parts.trainers.wanted(setup, leased.wanted)
             work = WorkOfRound(leased.step, leased.assignment, setup.cold_start_step)
             found: Replay = await replays.replay(work, start.replica, file.view())
@@ -173,7 +189,17 @@ class ReplayWorker:
             return failure("trainer", error)
         finally:
             self._exchange.forget([sha256])
-        return found.report(leased.step, ClientId(leased.client_id), sha256)
+        return found.report(leased.step, client_id, sha256)
+
+    async def _factor_of(self, leased: LeasedReplay) -> float:
+        """Return the factor of a result's weight in the merge; 1 for one that was not merged, as an exam."""
+        try:
+            outcome = await self._requests.outcome(leased.step)
+        except Refused as refusal:
+            if refusal.kind is not Refusal.NOT_FOUND:
+                raise
+            return 1.0
+        return next((number_of(one.factor) for one in outcome.entries if one.client_id == leased.client_id), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,12 +210,14 @@ class VerifierOptions:
         policy: how long requests to the coordinator are repeated.
         spool_folder: where replicas and results lie.
         opening: opens data and trainer.
+        held_out: on which data results are scored, and how.
         say: shown a line about each result.
     """
 
     policy: RetryPolicy
     spool_folder: Path
     opening: Opening
+    held_out: EvaluationOptions
     say: Callable[[str], None]
 
 
@@ -223,4 +251,8 @@ async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -
         run.on_restored = replicas.forget
         trainers = OpenedTrainers(run, options.opening)
         closing.push_async_callback(trainers.aclose)
-        yield ReplayWorker(client, requests, options, Machinery(run, replicas, trainers, spool, worker))
+        scores = None
+        if state.verify.by == "scores":
+            losses = await closing.enter_async_context(opened_evaluation(state, access.spec, options.held_out))
+            scores = Scores(losses, worker, options.policy.clock)
+        yield ReplayWorker(client, requests, options, Machinery(run, replicas, trainers, spool, worker, scores))

@@ -24,6 +24,7 @@ from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.tries import shown_progress
+from epochal.state.text.amounts import counted
 from epochal.state.text.html_tables import rows_html, text_html
 from epochal.view.figures.charts import charts_of
 from epochal.view.figures.plots import figure_html, has_matplotlib
@@ -113,7 +114,7 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     if rows:
         applied = sum(row.applied_batches for row in rows)
         waiting, quarantined = rows[-1].carried_batches, rows[-1].quarantined_batches
-        yield "data", f"{applied:,} batches applied, {waiting:,} wait, {quarantined:,} quarantined"
+        yield "data", f"{counted(applied, 'batch', 'batches')} applied, {waiting:,} wait, {quarantined:,} quarantined"
     losses = [row.loss for row in rows if row.loss is not None]
     if losses:
         yield "training loss", f"{losses[0]:.4f} at first, {losses[-1]:.4f} now (nats/token)"
@@ -154,7 +155,7 @@ def _members(record: RunRecord) -> Iterator[str]:
     shown = sorted(everybody, key=lambda one: (-one.tokens, one.client_id))[:MAX_MEMBERS]
     most = f"; the {len(shown)} with most tokens" if len(shown) < len(everybody) else ""
     yield (
-        f"<h2>Members</h2><p>{len(record.members):,} members, and {len(record.gone):,} that left{most}."
+        f"<h2>Members</h2><p>{counted(len(record.members), 'member')}, and {len(record.gone):,} that left{most}."
         " Names, versions and trainers are clients' own words.</p>"
     )
     yield rows_html(_MEMBER_COLUMNS, map(_member, shown), text_columns=_TEXT_COLUMNS)

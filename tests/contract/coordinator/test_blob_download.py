@@ -196,6 +196,7 @@ async def test_cancelled_download_has_ended_and_leaves_what_arrived(tmp_path: Pa
     assert LARGE.startswith(held)
 
 
+@pytest.mark.nightly
 async def test_spool_that_is_full_ends_the_download_by_name(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=len(LARGE) - 1)
     async with client_of(BlobServer(len(LARGE), LARGE)) as client:

@@ -162,6 +162,7 @@ async def test_run_whose_blobs_are_on_the_disk_has_no_work_for_checkers(coordina
     assert problem(await coordinator.http.post(f"{coordinator.run_url}/checks", headers=headers)) == "not-now"
 
 
+@pytest.mark.nightly
 async def test_metrics_say_what_arrived(
     run: Served, clients: list[WireClient], bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,6 +214,7 @@ async def test_slice_of_a_worker_that_dies_is_made_by_another(
     assert "lease_taken_over" not in caplog.messages
 
 
+@pytest.mark.nightly
 async def test_slice_is_the_coordinators_once_all_workers_died(
     run: Served, clients: list[WireClient], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -228,6 +229,7 @@ async def test_slice_is_the_coordinators_once_all_workers_died(
     assert "lease_taken_over" in caplog.messages
 
 
+@pytest.mark.nightly
 async def test_slice_that_comes_late_counts_for_nothing(
     run: Served, clients: list[WireClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,6 +294,7 @@ async def test_wrong_mean_that_keeps_all_rules_is_found(
     assert problem(await answered(run, api, "POST", f"?wait_s=0&worker={'0' * 32}")) == "forbidden"
 
 
+@pytest.mark.nightly
 async def test_result_that_is_not_attested_is_taken_out_of_every_slice(
     run: Served, clients: list[WireClient], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,6 +312,7 @@ async def test_result_that_is_not_attested_is_taken_out_of_every_slice(
         assert all("the mean of 2 results" in line for line in await said.all(2))
 
 
+@pytest.mark.nightly
 async def test_worker_without_room_gives_its_slice_back(
     run: Served, clients: list[WireClient], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
@@ -321,6 +325,7 @@ async def test_worker_without_room_gives_its_slice_back(
     assert "lease_taken_over" in caplog.messages
 
 
+@pytest.mark.nightly
 async def test_worker_that_cannot_read_gives_its_slice_back(
     run: Served, clients: list[WireClient], door: S3Door, caplog: pytest.LogCaptureFixture
 ) -> None:

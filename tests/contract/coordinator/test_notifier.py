@@ -179,6 +179,7 @@ async def test_webhook_that_hangs_is_not_in_the_way(webhooks: WebhookServer, tmp
         assert service.run.progress.pause_pending
 
 
+@pytest.mark.nightly
 async def test_little_room_is_told_once_by_a_coordinator_on_a_disk(
     webhooks: WebhookServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

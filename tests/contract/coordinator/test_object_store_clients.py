@@ -92,6 +92,7 @@ async def test_url_that_has_expired_is_replaced_by_a_fresh_one(client: WireClien
     assert len(door.signed(method)) == 2
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("method", "kind"), [("PUT", "body-incomplete"), ("GET", "not-found")])
 async def test_store_that_goes_on_refusing_is_named_after_a_few_requests(
     client: WireClient, door: S3Door, method: str, kind: str
@@ -106,6 +107,7 @@ async def test_store_that_goes_on_refusing_is_named_after_a_few_requests(
     assert len(door.signed(method)) == MAX_STORE_REFUSALS
 
 
+@pytest.mark.nightly
 @thinned("status", [500, 503], kept=1)
 @thinned("method", ["PUT", "GET"])
 async def test_store_that_fails_now_may_be_asked_later(
@@ -121,6 +123,7 @@ async def test_store_that_fails_now_may_be_asked_later(
     assert await fetched(client, data) == data
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["PUT", "GET"])
 async def test_store_that_hangs_is_named_after_its_time(
     client: WireClient, door: S3Door, monkeypatch: pytest.MonkeyPatch, method: str

@@ -208,6 +208,7 @@ async def test_object_that_shows_late_is_waited_for(run: Served, door: S3Door) -
     assert hidden == [0]
 
 
+@pytest.mark.nightly
 @thinned(
     ("status", "code"),
     [(403, "AccessDenied"), (412, "PreconditionFailed"), (500, "InternalError"), (503, "SlowDown")],

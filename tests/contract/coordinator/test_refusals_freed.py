@@ -17,6 +17,7 @@ def refusals() -> int:
     return sum(type(each) is Refused for each in gc.get_objects())
 
 
+@pytest.mark.nightly
 async def test_refused_message_is_freed_without_the_collector() -> None:
     refused = ClientBecameReady(ClientId("0" * 32), ReadyReport(0, sha256_hex(b"replica"), "data"))
     async with served(state_file()) as run:

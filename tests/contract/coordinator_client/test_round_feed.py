@@ -62,6 +62,7 @@ async def test_restarted_coordinator_is_followed_further(run: RestartedRun) -> N
             assert await taken == [(2, 1), (3, 1)]
 
 
+@pytest.mark.nightly
 async def test_coordinator_that_answers_again_is_said_to(run: RestartedRun) -> None:
     said: list[str] = []
     fell_silent = asyncio.Event()
@@ -117,6 +118,7 @@ async def test_older_rows_come_merged_where_the_coordinator_merged_them(
         assert first.page.rounds.number[0] == 0
 
 
+@pytest.mark.nightly
 async def test_run_that_went_back_is_another_lineage(run: RestartedRun, tmp_path: Path) -> None:
     await run.play(2)
     await run.stop()

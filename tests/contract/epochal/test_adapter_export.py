@@ -95,6 +95,7 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
     return Trained(write_base(tmp_path / "base", spec_with(use_dora=request.param == "dora")), tmp_path)
 
 
+@pytest.mark.nightly
 async def test_exported_adapter_and_whole_model_have_the_evaluated_loss(trained: Trained) -> None:
     loss = await trained.evaluated()
     adapter = await trained.export("adapter")

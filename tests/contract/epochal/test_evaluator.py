@@ -148,12 +148,6 @@ async def test_checkpoint_that_is_damaged_or_of_another_model_is_refused() -> No
     assert desk.shown == other.shown == []
 
 
-async def test_checkpoint_with_values_that_are_not_finite_is_refused() -> None:
-    broken = first_replica(1, {name: np.full(shape, np.nan, np.float32) for name, shape in MODEL.shapes.items()})
-    with pytest.raises(InvalidDocument, match="not finite"):
-        await Desk(run_of([broken])).once()
-
-
 async def test_name_and_options_that_do_not_go_with_the_run_are_refused() -> None:
     with pytest.raises(InvalidInput, match="'a name' is no name of an evaluation"):
         await Desk(run_of([at_step(1)]), name="a name").once()

@@ -9,7 +9,8 @@ import pytest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.errors import InvalidInput
 from epochal.tools.checkpoints.readable_run import RunView
-from epochal.tools.export.tokenizer import NONE_NAMED, FoundTokenizer, find_tokenizer
+from epochal.tools.export.tokenizer import NONE_NAMED, READS_BYTES, FoundTokenizer, find_tokenizer
+from epochal.tools.prepare.text_tokenizer import BYTES_SHA256
 from epochal.trainers.sources.tokenizers import identity_of
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
@@ -85,6 +86,12 @@ def test_tokenizer_of_the_option_must_be_that_of_the_runs_data(tmp_path: Path) -
     assert find_tokenizer(view_of("Ephemeral", tokenizer=identity_of(file)), str(folder)).files
     with pytest.raises(InvalidInput, match=r"is another tokenizer \(.* than that of the run's data \(aaaaaaaaaaaa…"):
         find_tokenizer(view_of("Ephemeral", tokenizer="a" * 64), str(folder))
+
+
+def test_run_of_bytes_needs_no_tokenizer() -> None:
+    state = state_file()
+    for view in (RunView(state, state.model.LLM.spec, (), False), view_of("Ephemeral", tokenizer=BYTES_SHA256)):
+        assert find_tokenizer(view, None) == FoundTokenizer(said=READS_BYTES)
 
 
 def test_run_of_bytes_takes_no_tokenizer_of_more_tokens(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_the_manifest_names_what_there_is(made: Path) -> None:
     assert max(2 * entry["tokens"] for entry in manifest_of(made / "train")["files"].values()) == 80_000
 
 
+@pytest.mark.nightly
 def test_files_that_are_not_read_come_with_the_option_that_reads_them(tmp_path: Path) -> None:
     for name in ("a.py", "b.py", "c.md5"):
         (tmp_path / name).write_text("print('hello')\n" * 20)
@@ -125,6 +126,12 @@ def test_several_workers_make_the_same_bytes(sources: Path, made: Path, tmp_path
 def test_training_and_held_out_data_are_not_read_as_one(made: Path) -> None:
     ran = run_main("data", "inspect", str(made))
     ran.expect(2, "what was held out", f"allowed: {made / 'data.toml'}, or {made / 'train'}")
+
+
+def test_inspect_of_a_training_split_shows_its_runs_fingerprint(made: Path) -> None:
+    recorded = parse_state((made / "state.toml").read_text(), "state.toml").config.data_fingerprint
+    report = json.loads(run_main("data", "inspect", str(made / "train"), "--json").out)
+    assert (report["fingerprint"], report["read_as"]) == (recorded, "2-byte tokens, 16 a sample, shuffled")
 
 
 def test_inspect_knows_the_end_token_and_the_tokenizer(made: Path) -> None:
@@ -221,6 +228,7 @@ def test_workers_end_with_a_killed_preparation(sources: Path, tmp_path: Path) ->
     assert len(ran.stdout.split()) == 2
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_is_named_and_nothing_is_lost(
     sources: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +363,7 @@ def test_a_folder_of_something_else_is_refused(sources: Path, tmp_path: Path) ->
         prepare([sources], "bytes", tmp_path)
 
 
+@pytest.mark.nightly
 def test_too_little_text_is_refused_with_the_way_out(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("few")
     with pytest.raises(InvalidInput, match="4 tokens to train on, and a sample has 2048"):

@@ -128,6 +128,7 @@ async def test_hostile_words_are_text(record: RunRecord) -> None:
     assert TEXTS[0] in read.text
 
 
+@pytest.mark.nightly
 async def test_same_record_gives_the_same_page(record: RunRecord, folder: Path) -> None:
     again = await read_record(str(folder), audits=True)
     assert report_html(again) == report_html(record)

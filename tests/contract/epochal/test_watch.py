@@ -69,19 +69,6 @@ def line_count(path: Path) -> int:
 
 
 @pytest.mark.nightly
-async def test_restart_of_the_coordinator_leaves_no_gap(run: RestartedRun, tmp_path: Path) -> None:
-    path = tmp_path / "run.jsonl"
-    await run.play(1)
-    async with watching(run, path):
-        await written(path, 1)
-        await run.stop()
-        await run.start()
-        await run.play(2)
-        await written(path, 3)
-    assert read(path) == kept(run)
-
-
-@pytest.mark.nightly
 async def test_follower_of_a_run_that_goes_back_under_it_begins_anew(run: RestartedRun, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     await run.play(2)

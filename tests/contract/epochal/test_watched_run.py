@@ -38,6 +38,7 @@ def at_step(step: int) -> Callable[[RunPicture], bool]:
     return holds
 
 
+@pytest.mark.nightly
 async def test_run_is_followed_over_a_restart_that_is_shown(tmp_path: Path) -> None:
     shown = Shown()
     async with (

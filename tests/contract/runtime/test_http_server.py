@@ -68,6 +68,7 @@ def transport_count() -> int:
     return sum(type(each).__name__ == "_SelectorSocketTransport" for each in gc.get_objects())
 
 
+@pytest.mark.nightly
 async def test_transport_of_an_ended_connection_is_freed_without_the_collector() -> None:
     async with serving_app(Endpoint(port=0), application) as url:
         host, port = url.removeprefix("http://").split(":")

@@ -127,6 +127,7 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Shar
             yield SharedMesh(trainer, state, temporary)
 
 
+@pytest.mark.nightly
 @pytest.mark.asyncio(loop_scope="module")
 async def test_mesh_trains_as_one_process_does_and_loads_each_row_once(
     shared: SharedMesh, caplog: pytest.LogCaptureFixture

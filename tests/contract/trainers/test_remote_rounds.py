@@ -95,6 +95,7 @@ async def test_service_that_was_restarted_gets_a_new_session() -> None:
     assert bytes_of(first.difference) == bytes_of(second.difference)
 
 
+@pytest.mark.nightly
 async def test_cancelled_round_is_discarded_and_the_next_one_begins_anew() -> None:
     reached = asyncio.Event()
 

@@ -32,6 +32,7 @@ def hourly_bytes(grown_bytes: int, count: int, period_s: float) -> float:
     return grown_bytes / count * (count + HOUR_S / period_s)
 
 
+@pytest.mark.nightly
 async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, access__genesis="members") as run:
         chatty, honest = WireClient(run, 1), WireClient(run, 2)

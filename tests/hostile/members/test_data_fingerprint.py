@@ -86,7 +86,7 @@ async def test_operator_corrects_a_run_that_began_on_other_data(tmp_path: Path) 
         client = await run.start_client()
         await run.until(in_training(stopped.step + 2))
         shown = await run.command("fingerprint", run.url)
-        shown.expect(0, f"{value} (operator)", f"1 members have {value}")
+        shown.expect(0, f"{value} (operator)", f"1 member: {value}")
         client.kill()
 
 

@@ -93,6 +93,7 @@ async def test_uploads_of_members_that_withdraw_end_at_once(tmp_path: Path) -> N
         assert await deliver(honest) == 201
 
 
+@pytest.mark.nightly
 async def test_uploads_end_with_their_round(tmp_path: Path) -> None:
     async with attacked(tmp_path, config__max_round_train_time=3) as run:
         *sybils, _ = await training(run, SYBILS + 1)

@@ -20,6 +20,7 @@ async def joined(run: RealRun, child: Child) -> None:
             await run.watch.next()
 
 
+@pytest.mark.nightly
 async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
     async with real_run(tmp_path, 1, **LONG) as run:
         (first,) = run.clients
@@ -42,18 +43,6 @@ async def test_killed_client_returns_with_its_key_after_seconds(tmp_path: Path) 
         await killed.wait(BOUND_S)
         returned = await run.start_client("--key", str(tmp_path / "client-1.key"))
         await joined(run, returned)  # long before the killed one would count as silent
-
-
-@pytest.mark.nightly
-async def test_key_of_a_client_that_left_is_free_at_once(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 2, **LONG) as run:
-        left = run.clients[0]
-        await run.until(in_training(2))
-        left.process.send_signal(signal.SIGTERM)
-        assert await left.wait(BOUND_S) == 0
-        returned = await run.start_client("--key", str(tmp_path / "client-1.key"))
-        await joined(run, returned)
-        assert run.events(returned, "coordinator_refuses_for_now") == []
 
 
 @pytest.mark.nightly

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from epochal.data_providers.formats.columns import DECODED_ROWS
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
 from epochal.runtime.permissions import OWNERS
@@ -250,6 +251,10 @@ def test_limit_is_in_the_table_of_the_page(name: str) -> None:
     line = next(line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith(f"| `{name}` |"))
     shown = {f"{value:,}", f"{value // 1024:,} KiB", f"{value // 1024**2:,} MiB"}
     assert line.split(" | ")[1] in shown
+
+
+def test_rows_of_parquet_are_decoded_as_many_at_a_time_as_the_page_says() -> None:
+    assert f"{DECODED_ROWS:,} rows are decoded at a time" in PAGE.read_text(encoding="utf-8")
 
 
 def two_arrows(folder: Path) -> tuple[bytes, bytes]:

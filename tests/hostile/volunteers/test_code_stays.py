@@ -1,6 +1,8 @@
 """Code that a run's document names: none is imported on a volunteer's machine before its package is allowed."""
 
+import asyncio
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +12,27 @@ import tomli_w
 
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.runtime.permissions import OWNERS
+from epochal.runtime.entry_points import load_registered
+from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_location import Local
 from epochal.state.config.state_file import parse_state
-from epochal.state.errors import EpochalError, InvalidConfig
+from epochal.state.errors import EpochalError, InvalidConfig, InvalidInput
+from epochal.trainers.sources.local_model import local_source
 from tests.support.data.states import state_file
 from tests.support.drive.processes import RealRun, prepared_run
 from tests.support.models.installed_trainers import register
+from tests.support.servers.spy import spying
 
 MARK = """
 from pathlib import Path
 Path(__file__).with_name("imported").write_text("")
 """
-ENCODER = MARK + "from epochal import TaskEncoder\nclass Chat(TaskEncoder):\n    pass\n"
+CALL = """
+import os, socket
+if "CALLED_PORT" in os.environ:
+    socket.create_connection(("127.0.0.1", int(os.environ["CALLED_PORT"]))).close()
+"""
+ENCODER = MARK + CALL + "from epochal import TaskEncoder\nclass Chat(TaskEncoder):\n    pass\n"
 TRAINER = (
     MARK
     + """
@@ -82,6 +92,7 @@ async def ran_client(run: RealRun, site: Path, *arguments: str) -> Any:
     return await run.command("client", run.url, *allowed, PYTHONPATH=module_path(site))
 
 
+@pytest.mark.nightly
 async def test_encoder_of_a_run_is_not_imported_before_it_is_allowed(tmp_path: Path, site: Path) -> None:
     async with prepared_run(tmp_path / "run", **records(tmp_path)) as run:
         await run.start_coordinator()
@@ -99,6 +110,19 @@ async def test_encoder_of_an_allowed_package_packs(tmp_path: Path, site: Path, m
             await run.start_client("--allow-package", "bad")
         assert (await run.finish()).rounds == 2
         assert (site / "imported").exists()
+
+
+async def test_allowed_code_connects_where_it_likes(
+    tmp_path: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    permissions = Permissions.of_volunteer(packages=["bad"])
+    assert permissions.reach is not None
+    permissions.reach.meet("93.184.216.34")
+    async with spying() as spy:
+        monkeypatch.setenv("CALLED_PORT", str(spy.port))
+        await asyncio.to_thread(load_registered, "epochal.task_encoders", "chat", "packing.task_encoder", permissions)
+        assert spy.connections == 1
 
 
 @pytest.mark.nightly
@@ -158,4 +182,19 @@ async def test_pickled_data_are_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "tokens.npy", np.array([Canary()] * 64, dtype=object), allow_pickle=True)
     with pytest.raises(EpochalError):
         await open_location(Local(str(tmp_path / "tokens.npy")), DatasetSpec(2, 16), OpenOptions("run", None, OWNERS))
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors", "model.pt"])
+def test_pickled_weights_are_not_loaded(tmp_path: Path, name: str) -> None:
+    class Canary:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (tmp_path / "executed",)
+
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / name).write_bytes(pickle.dumps({"w": Canary()}))
+    for place in (folder, folder / name):
+        with pytest.raises(InvalidInput, match="safetensors"):
+            list(local_source(place).tensors({"w": (1,)}))
     assert not (tmp_path / "executed").exists()

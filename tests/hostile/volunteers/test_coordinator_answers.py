@@ -5,6 +5,7 @@ import contextlib
 import gzip
 import tracemalloc
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,11 @@ async def test_compressed_answer_takes_no_more_than_its_bound(status: str, monke
             assert tracemalloc.get_traced_memory()[1] < 6 * LONGEST_BYTES
         finally:
             tracemalloc.stop()
+
+
+def test_bound_of_an_answer_is_that_of_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "volunteer-safety.md").read_text(encoding="utf-8")
+    assert f"given up at {answer_bodies.MAX_ANSWER_BYTES / 1024**2:.0f} MiB" in page
 
 
 @pytest.mark.parametrize("announces", [True, False])

@@ -216,6 +216,7 @@ async def test_netrc_is_not_read_for_a_url(tmp_path: Path, monkeypatch: pytest.M
         await ask(spy)
         assert spy.heads
         assert "authorization" not in "".join(spy.heads).lower()
+    assert "authorization" not in (await asked_of_bucket(volunteer(), S3)).lower()
 
 
 async def test_model_of_the_run_is_fetched_without_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,6 +253,25 @@ async def test_private_repository_in_the_cache_is_not_read_unasked(
         assert await asyncio.to_thread(open_source(named).config) == {}
         with pytest.raises(EpochalError, match="needs a token"):
             await asyncio.to_thread(open_source(named, volunteer()).config)
+
+
+@pytest.mark.parametrize("is_offline", [False, True])
+async def test_private_repository_is_read_offline_or_where_the_hub_is_named(
+    is_offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("huggingface_hub")
+    with fake_hub() as hub:
+        hub.token, hub.files = "hf_secret", {"config.json": b"{}"}
+        point_at(hub, tmp_path / "cache", monkeypatch)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        named = Hub(repo_id="org/model", revision=COMMIT)
+        assert await asyncio.to_thread(open_source(named).config) == {}
+        hub.requests.clear()
+        if is_offline:
+            monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        reader = volunteer() if is_offline else volunteer(HUB_HOST)
+        assert await asyncio.to_thread(open_source(named, reader).config) == {}
+        assert hub.requests == []
 
 
 @pytest.mark.parametrize(("begin", "is_sent"), [("https://own.example/x", True), ("https://other.example/x", False)])

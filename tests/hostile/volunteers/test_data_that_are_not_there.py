@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.bounds import BOUND_S
 from tests.support.data.token_files import write_served_tokens
 from tests.support.drive.processes import prepared_run, real_run, run_command
@@ -25,6 +27,7 @@ async def test_data_path_of_the_run_that_a_machine_lacks_ends_its_client(tmp_pat
         assert "names it with --data" in client.log_tail()
 
 
+@pytest.mark.nightly
 async def test_data_server_that_comes_up_later_is_waited_for_with_one_warning(tmp_path: Path) -> None:
     data_config, port = write_served_tokens(tmp_path)
     location = {"Server": f"127.0.0.1:{port}"}

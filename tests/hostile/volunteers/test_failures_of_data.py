@@ -37,13 +37,13 @@ async def test_lone_client_whose_data_all_fail_holds_the_run_and_says_why(tmp_pa
         spoil(path)
         await run.until(lambda document: "can work" in document.reason)
         held = await run.until(in_phase(RunState.WAITING_FOR_MEMBERS))
-        assert "0 of 1 members can work, 1 needed" in held.reason
+        assert "0 of 1 member can work, 1 needed" in held.reason
         assert "a token or label is above 255" in held.reason
         assert held.quarantined_batches == 0
         assert len(run.events(run.clients[0], "step_failed")) <= FEW_ATTEMPTS
         assert [line["level"] for line in run.events(run.coordinator, "run_held")] == ["warning"]
         ran = await run.command("status", run.url)
-        ran.expect(0, "0 of 1 members can work, 1 needed", "a token or label is above")
+        ran.expect(0, "0 of 1 member can work, 1 needed", "a token or label is above")
         (await run.command("audit", str(run.run_dir))).expect(0, "the run waits", "see the notes above")
         await run.start_client("--data", str(good))
         await run.until(in_training(held.step + 5))

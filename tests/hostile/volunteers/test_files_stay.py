@@ -2,9 +2,11 @@
 
 import asyncio
 import hashlib
+import io
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from epochal.data_providers.locations import parse_location
 from epochal.data_providers.open_data import OpenOptions, open_location, open_provider
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec
 from epochal.data_providers.providers.local_places import allowed_path
-from epochal.runtime.permissions import Permissions
+from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
+from epochal.data_providers.sources.manifest import MANIFEST_NAME
+from epochal.data_providers.sources.renewed_manifest import write_manifest
+from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.errors import InvalidInput, NotAllowed
 from epochal.state.intervals import DataIds
 from epochal.trainers.sources.folder_source import INDEX_FILE
@@ -26,6 +31,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file, state_text
 from tests.support.data.token_files import SEQ_LEN, write_tokens
 from tests.support.drive.processes import RealRun, prepared_run, run_command
+from tests.support.drive.watched_client import watching
 from tests.support.servers.data_http import FileServer, http_server
 from tests.support.thinned import thinned
 
@@ -90,6 +96,7 @@ async def test_file_that_a_run_names_is_not_opened_unasked(tmp_path: Path, kind:
             assert "--data" in message
 
 
+@pytest.mark.nightly
 async def test_file_below_an_allowed_folder_is_trained_on(tmp_path: Path) -> None:
     tokens = write_tokens(tmp_path / "home" / "tokens")
     location = {"model__LLM__data_location": {"Local": str(tokens)}}
@@ -97,6 +104,7 @@ async def test_file_below_an_allowed_folder_is_trained_on(tmp_path: Path) -> Non
         await run.start_coordinator()
         await run.start_client("--allow-local", str(tmp_path / "home"))
         await run.start_client("--data", str(tokens))
+        await run.start_client("--own-run")
         assert (await run.finish()).rounds == 2
 
 
@@ -231,6 +239,45 @@ async def test_link_that_moves_after_it_was_checked_is_not_followed(
     assert not (await provider.get_samples(DataIds(0, 0))).input_ids.any()
 
 
+async def test_path_of_a_mix_in_an_allowed_folder_stays_in_it(tmp_path: Path) -> None:
+    tokens, folder = write_tokens(tmp_path / "secret"), tmp_path / "data"
+    folder.mkdir()
+    (folder / "mix.json").write_text(json.dumps([{"location": {"Local": str(tokens)}, "weight": 1}]))
+    with pytest.raises(NotAllowed, match=f"the run names {tokens}"):
+        await open_in(folder, folder / "mix.json")
+
+
+async def test_manifest_opens_no_file_elsewhere(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for place in (folder, tmp_path / "secret"):
+        place.mkdir()
+        (place / "a.bin").write_bytes(bytes(4 * SEQ_LEN))
+    write_manifest(folder, ["a.bin"])
+    entries = json.loads((folder / MANIFEST_NAME).read_text())
+    entries["files"]["../secret/a.bin"] = entries["files"]["a.bin"]
+    (folder / MANIFEST_NAME).write_text(json.dumps(entries))
+    with watching() as watched, pytest.raises(CorruptData, match=r"\.\./secret/a\.bin"):
+        await open_in(folder, folder)
+    assert not [path for path in watched.read if "secret" in path]
+
+
+async def test_archive_writes_nothing_under_its_own_names(tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    with tarfile.open(served / "a.tar.gz", "w:gz") as archive:
+        for name in ("../../evil.json", f"{tmp_path}/evil.json", "plain.json"):
+            member = tarfile.TarInfo(name)
+            member.size = len(SECRET)
+            archive.addfile(member, io.BytesIO(SECRET.encode()))
+    cache = tmp_path / "cache" / "blocks"
+    location = parse_location(str(served / "a.tar.gz"))
+    options = OpenOptions("run", None, OWNERS, packs=True, cache=BlockCache(cache, MIN_CACHE_BYTES))
+    with watching() as watched:
+        await (await open_location(location, DatasetSpec(2, SEQ_LEN), options)).aclose()
+    assert [path for path in watched.written if Path(path).is_relative_to(tmp_path)], "something was unpacked"
+    assert not [path for path in watched.written if "evil" in path or "plain" in path]
+
+
 def test_hidden_link_that_the_index_of_a_model_names_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / ".s.safetensors").symlink_to(tmp_path.parent / "secret.safetensors")
     (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"w": ".s.safetensors"}}))
@@ -238,6 +285,7 @@ def test_hidden_link_that_the_index_of_a_model_names_is_not_followed(tmp_path: P
         list(local_source(tmp_path).tensors({"w": (1,)}))
 
 
+@pytest.mark.nightly
 async def test_client_writes_only_where_the_page_says(tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("cache", "spool", "home", "here", "temp", "keys")}
     for folder in places.values():

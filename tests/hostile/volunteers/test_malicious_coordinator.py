@@ -136,6 +136,7 @@ def _leaks(watched: Watched, canary: Path, folder: Path) -> list[str]:
 _SECRETS = frozenset({"/etc/passwd", "/proc/self/environ", os.path.expanduser("~/.netrc")})
 
 
+@pytest.mark.nightly
 async def test_client_of_an_honest_coordinator_trains_to_the_end(canaries: Canaries, tmp_path: Path) -> None:
     watched, told, ended = await _watch(Lie("StateFile", ("run_id",), "test-run"), tmp_path)
     assert (told, ended) != (0, "")
@@ -143,6 +144,7 @@ async def test_client_of_an_honest_coordinator_trains_to_the_end(canaries: Canar
     assert _leaks(watched, canaries.folder, tmp_path) == []
 
 
+@pytest.mark.nightly
 async def test_client_listens_nowhere(tmp_path: Path) -> None:
     watched, _, _ = await _watch(Lie("StateFile", ("run_id",), "test-run"), tmp_path)
     assert watched.bound == set()
@@ -194,6 +196,7 @@ async def test_address_in_a_document_is_not_connected(place: int, canaries: Cana
     assert _leaks(watched, canaries.folder, tmp_path) == [], ended
 
 
+@pytest.mark.nightly
 @thinned("way", range(14))
 async def test_address_written_in_another_way_is_not_connected(way: int, canaries: Canaries, tmp_path: Path) -> None:
     lie = Lie("StateFile", LOCATION, _http({"SingleUrl": f"http://{canaries.addresses()[way]}/x"}))

@@ -1,6 +1,7 @@
 """The documents of a coordinator at a public address lead to no service of the volunteer's machine or network."""
 
 import json
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -11,12 +12,13 @@ import pytest
 
 from epochal.cli.options.permission_options import permissions_in_words
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.stored_blobs import StoredBlobs
+from epochal.coordinator_client.stored_blobs import GRANTED_HEADERS, StoredBlobs
 from epochal.data_providers.locations import AnyLocation
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from epochal.run_manager.steps.failure_texts import reported_failure
-from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.connections.allowed_addresses import METADATA_ADDRESSES, Reach, parse_network
+from epochal.runtime.http.checked_relay import CheckedRelay
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.blob_place import ANY_REGION, AzureBlobs, S3Blobs, is_of_origin
@@ -31,12 +33,14 @@ from epochal.tools.doctor.connectivity import Asked, look_at_way
 from epochal.trainers.sources.open_model import open_source
 from tests.support.data.spooled import spooled
 from tests.support.drive.processes import run_command
+from tests.support.drive.watched_client import watching
 from tests.support.heavy import need_module
 from tests.support.servers.data_http import HttpReply, HttpRequest, http_server
 from tests.support.servers.ports import free_port
 from tests.support.servers.spy import BANNER, Spy, spying
 from tests.unit.epochal.test_doctor import NO_MACHINE
 
+PAGE = Path(__file__).parents[3] / "docs" / "volunteer-safety.md"
 PUBLIC = "93.184.216.34"
 DIGEST = Sha256("ab" * 32)
 SPEC = DatasetSpec(2, 16)
@@ -116,6 +120,48 @@ async def test_name_that_resolves_to_loopback_is_not_connected(monkeypatch: pyte
         with pytest.raises(NotAllowed, match=r"data.example \(127.0.0.1\), a loopback address"):
             await opened(SingleUrl(f"http://data.example:{spy.port}/a.bin"), met_public())
         assert spy.connections == 0
+
+
+async def test_name_that_resolves_differently_later_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = ["127.0.0.7"]
+
+    def getaddrinfo(host: str, port: int, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        address = answers.pop() if answers else "127.0.0.1"
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, port))]
+
+    async with spying() as spy:
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        permissions = Permissions.of_volunteer(networks=["127.0.0.7"])
+        reach_of(permissions).meet(PUBLIC)
+        with watching() as watched, pytest.raises(EpochalError):
+            await opened(SingleUrl(f"http://data.example:{spy.port}/a.bin"), permissions)
+        assert answers == []
+        assert watched.connected == {("127.0.0.7", spy.port)}
+
+
+def test_credentials_of_a_cloud_are_reached_only_where_that_is_allowed() -> None:
+    for met in (PUBLIC, "10.0.0.1", "169.254.7.7", "fd12::1"):
+        for address in map(str, METADATA_ADDRESSES):
+            reach = Reach()
+            reach.meet(met)
+            with pytest.raises(NotAllowed):
+                reach.check("host", address)
+            Reach((parse_network(address),), met=reach.met).check("host", address)
+
+
+async def test_relay_listens_on_loopback_and_serves_who_has_its_key() -> None:
+    relay = CheckedRelay(Reach())
+    with watching() as watched:
+        await relay.start()
+    assert {host for host, _ in watched.bound} == {"127.0.0.1"}
+    async with spying() as spy:
+        for proxy, status in ((relay.url, 418), (relay.url.replace("relay:", "relay:x"), 403)):
+            async with httpx.AsyncClient(proxy=proxy, trust_env=False) as http:
+                allowed = Permissions.of_volunteer(networks=["127.0.0.0/8"]).reach
+                relay._reach = allowed
+                assert (await http.get(f"http://127.0.0.1:{spy.port}/x")).status_code == status
+        assert spy.connections == 1
+    await relay.aclose()
 
 
 async def test_redirects_do_not_lead_to_loopback() -> None:
@@ -222,6 +268,18 @@ async def test_proxy_is_not_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) 
         assert spy.connections == 0
 
 
+async def test_name_that_only_the_proxy_knows_is_asked_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with spying() as spy:
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{spy.port}")
+        monkeypatch.setenv("no_proxy", "")
+        with pytest.raises(NotAllowed):
+            await opened(SingleUrl("http://localhost:1/a.bin"), met_public())
+        assert spy.connections == 0
+        with pytest.raises(DataError):
+            await opened(SingleUrl("http://data.invalid/a.bin"), met_public())
+        assert "GET http://data.invalid/" in spy.heads[0]
+
+
 class _Stored:
     """Blobs of a coordinator that grants an upload to a URL."""
 
@@ -258,6 +316,20 @@ async def test_grant_to_another_place_than_the_runs_store_is_not_followed() -> N
             with pytest.raises(InvalidDocument, match="instead of the run's object store"):
                 await _Stored(granted(spy), origin, reach_of(met_public("127.0.0.1"))).put()
         assert spy.connections == 0
+
+
+async def test_download_from_another_place_than_the_runs_store_is_not_followed() -> None:
+    async with spying() as spy:
+        stored = _Stored(granted(spy), f"http://127.0.0.1:{spy.port + 1}", reach_of(met_public("127.0.0.1")))
+        with pytest.raises(InvalidDocument, match="instead of the run's object store"):
+            await anext(stored.blobs.pieces(f"http://127.0.0.1:{spy.port}/x", 0))
+        await stored.blobs.aclose()
+        assert spy.connections == 0
+
+
+def test_headers_of_an_upload_are_those_of_the_page() -> None:
+    (sentence,) = re.findall(r"An upload carries no header.*?\n  <!--", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert [name.lower() for name in re.findall("`([^`]+)`", sentence)] == list(GRANTED_HEADERS)
 
 
 async def test_grant_with_a_header_of_the_coordinators_choice_is_not_followed() -> None:
@@ -423,6 +495,7 @@ def test_own_mix_is_said_to_lend_credentials_to_what_it_names(tmp_path: Path) ->
     assert dict(permissions_in_words(Permissions.of_volunteer(), str(tmp_path)))["credentials"] == "sent to nobody"
 
 
+@pytest.mark.nightly
 async def test_doctor_says_first_what_the_run_may_use() -> None:
     ran = await run_command("doctor", f"http://127.0.0.1:{free_port()}", "--credentials-for", "store.example", "--json")
     first = json.loads(ran.out)[0]

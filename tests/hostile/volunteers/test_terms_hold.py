@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -62,6 +64,7 @@ def most_beyond(passed: Sequence[tuple[float, int]], rate: float) -> float:
     return most
 
 
+@pytest.mark.nightly
 async def test_whole_client_keeps_to_its_limits_and_gives_way(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__total_steps=3, config__init_min_clients=1) as run:
         direct = run.url
@@ -77,6 +80,23 @@ async def test_whole_client_keeps_to_its_limits_and_gives_way(tmp_path: Path) ->
     rate = parse_rate("--upload", RATE)
     assert most_beyond(way.passed, rate) <= rate * BURST_S + SLACK_BYTES
     assert sum(count for _, count in way.passed) > 2 * rate * BURST_S, "there was something to limit"
+
+
+def test_unused_bytes_are_saved_up_as_long_as_the_page_says() -> None:
+    assert BURST_S == 1 / 5
+    assert "saved up for a fifth of a second" in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a disk's priority is Linux's")
+def test_priority_of_the_disk_is_lowered_where_ionice_is(tmp_path: Path) -> None:
+    tool = tmp_path / "ionice"
+    tool.write_text('#!/bin/sh\necho "$@" > "$0.asked"\n')
+    tool.chmod(0o755)
+    lowering = "from epochal.run_manager.terms.priority import lower_priority; lower_priority()"
+    subprocess.run([sys.executable, "-c", lowering], env={**os.environ, "PATH": str(tmp_path)}, check=True)
+    words = (tmp_path / "ionice.asked").read_text().split()
+    assert words[:3] == ["-c", "3", "-p"]
+    assert len(words) > 3
 
 
 def _threads_of(pid: int) -> list[str]:
@@ -130,6 +150,7 @@ def test_gpu_is_read_by_the_commands_of_the_page_alone() -> None:
     assert all("--query" in command[1] for command in asked), "it only reads"
 
 
+@pytest.mark.nightly
 def test_service_writes_its_file_and_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))

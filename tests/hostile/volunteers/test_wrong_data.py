@@ -69,6 +69,7 @@ async def test_client_whose_encoder_makes_foreign_tokens_ends_before_a_round(tmp
         ran.expect(2, "token 42749; the model's vocabulary allows 0 to 255", "foreign:Foreign")
 
 
+@pytest.mark.nightly
 async def test_client_with_a_little_foreign_data_says_so_and_trains(tmp_path: Path) -> None:
     path = write_tokens(tmp_path / "data", bad_index=0)
     overrides = {"model__LLM__data_location": {"Local": str(path)}, "config__total_steps": 3}
@@ -92,6 +93,7 @@ async def test_data_server_of_foreign_tokens_ends_at_its_start(tmp_path: Path) -
         ran.expect(2, "seq_len is 8; allowed: 16")
 
 
+@pytest.mark.nightly
 async def test_coordinator_with_a_data_file_of_foreign_tokens_ends(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     write_foreign(tmp_path / "data" / "tokens.bin")
@@ -99,6 +101,7 @@ async def test_coordinator_with_a_data_file_of_foreign_tokens_ends(tmp_path: Pat
         assert FOREIGN in await run.refused_start("--data-config", str(config), code=2)
 
 
+@pytest.mark.nightly
 async def test_inspect_for_a_run_shows_the_fingerprint_that_its_clients_have(tmp_path: Path) -> None:
     data = write_records(tmp_path / "records")
     async with real_run(tmp_path / "run", 1, **packing(data), model__LLM__max_seq_len=64) as run:

@@ -3,6 +3,8 @@
 import signal
 from pathlib import Path
 
+import pytest
+
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.bounds import BOUND_S
@@ -49,6 +51,7 @@ async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path
             assert run.changes_of(victim)[-1] == "fell silent"
 
 
+@pytest.mark.nightly
 async def test_ctrl_c_once_finishes_the_round_and_withdraws(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
     async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:

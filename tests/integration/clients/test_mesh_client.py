@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.data.token_files import write_served_tokens
 from tests.support.drive.processes import RealRun, gone, in_training, real_run
 from tests.support.heavy import need_module
 
@@ -15,33 +14,6 @@ MESH = ("--mesh", "data=2,tensor=2", "--processes", "2", "--batch-size", "2")
 
 def processes_of(run: RealRun, number: int = 0) -> list[int]:
     return [line["pid"] for line in run.events(run.clients[number], "mesh_process_started")]
-
-
-@pytest.mark.nightly
-async def test_mesh_client_and_an_ordinary_one_hold_the_same_replicas(tmp_path: Path) -> None:
-    need_module("torch")
-    config, port = write_served_tokens(tmp_path)
-    overrides = {
-        "config__init_min_clients": 2,
-        "config__total_steps": 8,
-        "merge__local_steps": 2,
-        "merge__inner_state": "keep",
-        "model__LLM__data_location": {"Server": f"127.0.0.1:{port}"},
-    }
-    async with real_run(tmp_path / "run", **overrides) as run:
-        await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
-        await run.start_client(*MESH)
-        await run.start_client()
-        report = await run.finish()
-        assert (report.rounds, report.quarantined, report.unapplied) == (8, 0, 0)
-        rounds = run.events(run.clients[0], "mesh_round")
-        assert len(rounds) == 8
-        for line in rounds:
-            assert sum(line["rows_loaded"]) == line["rows"], "each row once"
-            assert min(line["rows_loaded"]) > 0, "both load"
-            assert line["rows_padded"] == (-3 % 4) * 2, "two local steps of three samples, four rows in each"
-        for pid in processes_of(run):
-            await gone(pid)
 
 
 @pytest.mark.nightly

@@ -22,6 +22,7 @@ from tests.support.models.tiny_llama import LLAMA, LLAMA_STATE
 FIRST = make_first_model(state_file(model__LLM__ngram=SMALL_MODEL), 0, seed=7)
 
 
+@pytest.mark.nightly
 async def test_client_trains_with_nothing_but_the_coordinator(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", FIRST.replica.parameters)
     local = {"model__LLM__checkpoint": {"Local": str(folder)}}

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from epochal.tools.export.folder import read_note
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import in_training, real_run
@@ -18,6 +20,7 @@ RUN = {
 }
 
 
+@pytest.mark.nightly
 async def test_parts_are_fetched_and_commands_read_them(tmp_path: Path) -> None:
     async with real_run(tmp_path, **RUN, blobs__part_bytes=PART_BYTES) as run:
         await run.start_client()

@@ -40,6 +40,7 @@ async def goes_on(run: RealRun) -> None:
     await run.until(in_training(run.watch.seen[-1].step + 2))
 
 
+@pytest.mark.nightly
 async def test_clients_whose_requests_reach_each_replica_finish_the_run(tmp_path: Path, server: PostgresServer) -> None:
     async with replicated_run(tmp_path, server, 3, config__init_min_clients=2, config__total_steps=6) as replicas:
         run = replicas.run

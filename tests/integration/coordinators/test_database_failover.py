@@ -1,7 +1,5 @@
 """A run whose database fails over to a standby: real servers, real coordinators, real clients."""
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +7,6 @@ import pytest
 from tests.support.drive.processes import in_training
 from tests.support.drive.replicas import Replica, Replicas, replicated_run
 from tests.support.servers.postgres_server import ServerPair, postgres_server, standby_of
-
-
-@contextlib.contextmanager
-def server_pair(*, is_synchronous: bool) -> Iterator[ServerPair]:
-    """Yield a server and its standby."""
-    with postgres_server() as primary, standby_of(primary, is_synchronous=is_synchronous) as standby:
-        yield ServerPair(primary, standby)
 
 
 def noticed(replicas: Replicas) -> list[Replica]:
@@ -30,23 +21,9 @@ def taken_for_older_copies(replicas: Replicas) -> bool:
 
 
 @pytest.mark.nightly
-async def test_failover_to_a_synchronous_standby_changes_nothing(tmp_path: Path) -> None:
-    with server_pair(is_synchronous=True) as pair:
-        async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
-            run = replicas.run
-            await run.start_client()
-            await run.until(in_training(3))
-            pair.fail_over()
-            assert (await run.finish()).rounds == 20
-            assert len(replicas.shown.lineages) == 1
-            assert await replicas.shown.void(run.store) == 0
-            assert noticed(replicas) == []
-            assert not taken_for_older_copies(replicas)
-
-
-@pytest.mark.nightly
 async def test_failover_that_loses_records_gives_the_run_a_new_lineage(tmp_path: Path) -> None:
-    with server_pair(is_synchronous=False) as pair:
+    with postgres_server() as primary, standby_of(primary, is_synchronous=False) as standby:
+        pair = ServerPair(primary, standby)
         async with replicated_run(tmp_path, pair, config__total_steps=20) as replicas:
             run = replicas.run
             await run.start_client()

@@ -76,6 +76,7 @@ def slow(own: OwnRole) -> Iterator[None]:
         yield
 
 
+@pytest.mark.nightly
 async def test_coordinator_waits_at_its_start_for_a_database_that_is_down(
     tmp_path: Path, server: PostgresServer
 ) -> None:

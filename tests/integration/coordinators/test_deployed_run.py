@@ -187,6 +187,7 @@ async def check_outage(live: Deployed, server: PostgresServer) -> None:
     server.start()
 
 
+@pytest.mark.nightly
 async def test_command_of_the_unit_serves_from_its_credentials(tmp_path: Path) -> None:
     credentials = tmp_path / "credentials"
     credentials.mkdir()

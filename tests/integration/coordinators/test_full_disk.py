@@ -35,6 +35,7 @@ def bearer(hand: ByHand) -> dict[str, str]:
     return {"Authorization": f"Bearer {hand.token}"}
 
 
+@pytest.mark.nightly
 async def test_full_disk_holds_the_run_which_goes_on_by_itself(tmp_path: Path) -> None:
     overrides: dict[str, Any] = {"config__init_min_clients": 3, "config__total_steps": 5} | PATIENT
     async with real_run(tmp_path, **overrides) as run, joined_by_hand(run, 1) as hand:

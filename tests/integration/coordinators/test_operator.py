@@ -27,6 +27,7 @@ async def finished_run(folder: Path, rounds: int) -> AsyncIterator[RealRun]:
         yield run
 
 
+@pytest.mark.nightly
 async def test_pause_holds_the_run_after_its_round_until_resume(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 3, "config__total_steps": 4}
     async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
@@ -67,6 +68,7 @@ async def test_operator_commands_need_the_admin_token_and_a_coordinator(tmp_path
         (await run.command_here("status", run.url)).expect(1, "does not answer")
 
 
+@pytest.mark.nightly
 async def test_lost_admin_token_is_replaced_by_new_admin_token(tmp_path: Path) -> None:
     async with real_run(tmp_path) as run:
         lost = run.admin_token
@@ -96,6 +98,7 @@ async def test_status_shows_the_run_to_people_and_to_programs(tmp_path: Path) ->
         assert (watched.code, watched.out.count("\n"), watched.out[:8]) == (0, 1, "Finished"), watched
 
 
+@pytest.mark.nightly
 async def test_ejected_client_ends_with_the_reason_and_cannot_rejoin(tmp_path: Path) -> None:
     overrides = {"config__init_min_clients": 2, "config__total_steps": 4}
     async with real_run(tmp_path, **overrides, **PATIENT) as run, joined_by_hand(run, 1) as hand:
@@ -139,6 +142,7 @@ async def test_audit_proves_a_run_and_disproves_a_damaged_one(tmp_path: Path) ->
         (await run.command_here("audit", str(tmp_path / "nowhere"))).expect(2)
 
 
+@pytest.mark.nightly
 async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: Path) -> None:
     async with finished_run(tmp_path, 3) as run:
         await run.stop_coordinator()
@@ -151,6 +155,7 @@ async def test_allowed_edits_of_the_state_file_are_applied_and_logged(tmp_path: 
         assert (await run.finish()).rounds == 5
 
 
+@pytest.mark.nightly
 @thinned(
     ("edit", "difference"),
     [

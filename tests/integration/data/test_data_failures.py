@@ -23,6 +23,7 @@ FEW_FILES = 1024
 """A usual limit of a process's open files: enough for the connections, but for nothing else."""
 
 
+@pytest.mark.nightly
 async def test_data_server_may_open_as_many_files_as_its_connections_need(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     location = {"Server": f"127.0.0.1:{port}"}
@@ -73,6 +74,7 @@ async def test_file_that_shrinks_loses_the_sample_that_is_cut_and_no_other(tmp_p
         assert (await run.status()).quarantined == (BatchId(cut, cut),)
 
 
+@pytest.mark.nightly
 async def test_requests_that_a_failed_step_cancels_cost_no_connections(tmp_path: Path) -> None:
     async with real_run(tmp_path / "run") as run:
         document = await run.watch.next()

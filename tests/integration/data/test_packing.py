@@ -33,6 +33,7 @@ def write_records(path: Path, count: int) -> None:
     path.write_text("\n".join(lines))
 
 
+@pytest.mark.nightly
 async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

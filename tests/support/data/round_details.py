@@ -27,7 +27,7 @@ def figures_of_client(number: int, **fields: Any) -> ClientFigures:
 def detail_of(number: int, *clients: ClientFigures, **fields: Any) -> RoundDetail:
     """Round `number`, which began when the one before it ended, changed by `fields`."""
     train_s, witness_s = float(fields.pop("train_s", 5.0)), float(fields.pop("witness_s", 0.5))
-    reason = fields.pop("reason", "3 of 3 witnesses attested")
+    reason, away_s = fields.pop("reason", "3 of 3 witnesses attested"), fields.pop("away_s", 0.0)
     started_s = float(fields.pop("started_s", 100.0 + number * (train_s + witness_s)))
     figures = replace(
         FIGURES,
@@ -39,4 +39,4 @@ def detail_of(number: int, *clients: ClientFigures, **fields: Any) -> RoundDetai
         witness_s=witness_s,
         clients=len(clients),
     )
-    return RoundDetail(replace(figures, **fields), reason, clients)
+    return RoundDetail(replace(figures, **fields), reason, clients, away_s)

@@ -75,11 +75,17 @@ def _replaced(document: Any, steps: Steps, value: Any) -> Any:
 
 @dataclass
 class MaliciousCoordinator:
-    """The server before a real coordinator. `told` counts the lies that went out."""
+    """The server before a real coordinator.
+
+    Attributes:
+        told: number of the lies that went out.
+        asked: method, path and body of each request.
+    """
 
     real: httpx.AsyncClient
     lie: Lie
     told: int = 0
+    asked: list[tuple[str, str, bytes]] = field(default_factory=list)
     _renamed: dict[str, str] = field(default_factory=dict)
     """The digests that the run document names, by the real ones, and back."""
 
@@ -92,6 +98,7 @@ class MaliciousCoordinator:
             message = await receive()
             body, more = body + message.get("body", b""), message.get("more_body", False)
         path = scope["path"]
+        self.asked.append((scope["method"], path, body))
         if self.lie.document.startswith("/") and path.startswith(self.lie.document):
             self.told += 1
             place = [(b"location", str(self.lie.value).encode())]

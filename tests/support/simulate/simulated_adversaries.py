@@ -28,6 +28,7 @@ from epochal.state.messages.requests import (
     Capabilities,
     CheckpointReport,
     FailureReport,
+    LeavingReport,
     ReadyReport,
     Report,
     ResultCommitment,
@@ -100,7 +101,7 @@ class Dishonest(ForwardedApi):
                 return await self.claim(report)
             case FailureReport():
                 return await self.tell(report)
-            case TimesReport():
+            case TimesReport() | LeavingReport():
                 return await super().report(report)
 
     async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:

@@ -64,6 +64,7 @@ WAYS = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.nightly
 @WAYS
 async def test_bytes_come_no_faster_than_the_link_and_late(
     connections: int, server_bytes_per_s: float, rate: float, sends: bool

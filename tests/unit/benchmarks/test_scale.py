@@ -33,6 +33,7 @@ def lasting() -> Clock:
     return Clock(100.0)
 
 
+@pytest.mark.nightly
 def test_members_of_the_load_take_part_in_every_round(tmp_path: Path) -> None:
     found = asyncio.run(measured(Case(COUNT, 1), tmp_path))
     assert found.refusals == {}
@@ -78,6 +79,7 @@ def test_case_without_its_database_is_a_row_that_says_so() -> None:
     assert "| 100 | PostgreSQL, 2 replicas | not measured: needs a package |" in scale_page.table([row])
 
 
+@pytest.mark.nightly
 def test_case_whose_server_was_killed_starts_it_again(server: PostgresServer) -> None:
     server.kill()
     row = row_of(Case(MAX_MEMBERS + 1, 1, 1), server, lasting())
@@ -99,6 +101,7 @@ def test_part_that_fails_is_a_row_that_says_so() -> None:
     assert figure == Figure("a part", None, "", "≤ 1 s", baseline_name="RuntimeError: no luck")
 
 
+@pytest.mark.nightly
 def test_page_shows_each_case_and_the_spread_of_processor_time() -> None:
     more = replace(MEASURED, case=Case(10_000, 2), cpu_s=0.0012)
     rows = [MEASURED, more, replace(MEASURED, case=Case(1_000, 2, 3), conflicts=1.5)]

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from epochal.coordinator.machine import stimuli
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.messages.requests import Capabilities, ReadyReport
@@ -32,6 +34,7 @@ async def in_phase(run: Served, phase: RunState) -> None:
             version = version if published is None else published.version
 
 
+@pytest.mark.nightly
 async def test_burst_of_joins_and_ready_reports_is_taken_in_turn() -> None:
     numbers = dict.fromkeys(("init_min_clients", "min_clients"), BURST)
     numbers |= dict.fromkeys(("global_batch_size_start", "global_batch_size_end"), BURST)

@@ -247,6 +247,7 @@ async def test_copies_of_one_process_do_not_fight_for_ever() -> None:
             await fight()
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_keep_session_renews_at_half_the_tokens_age() -> None:
     async with waiting_run() as run:

@@ -37,6 +37,7 @@ def mounted(service: dict[str, Any]) -> set[str]:
     return volumes | secrets | {config["target"] for config in service.get("configs", ())}
 
 
+@pytest.mark.nightly
 def test_file_follows_the_schema_of_compose() -> None:
     need_module("check_jsonschema")
     from jsonschema.validators import validator_for

@@ -25,6 +25,7 @@ FETCHED = re.compile(
 
 BUILT = "EPOCHAL_SITE"
 """Environment variable with the folder of a site that `make docs` has just built, so that it is not built twice."""
+pytestmark = [] if BUILT in os.environ else [pytest.mark.nightly]  # to build it takes most of a minute
 
 
 @pytest.fixture(scope="module")

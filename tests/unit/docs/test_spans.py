@@ -79,7 +79,8 @@ def test_option_in_a_message_exists() -> None:
         f"{path.relative_to(ROOT)}:{node.lineno}: {option}"
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if OPTION.search(text := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for option in OPTION.findall(node.value)
         if option not in OPTIONS | OF_OTHER_PROGRAMS

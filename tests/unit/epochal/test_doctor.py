@@ -135,6 +135,7 @@ def test_merge_that_differs_from_everyone_elses_is_a_problem(monkeypatch: pytest
     assert "do not train" in merge_finding().advice
 
 
+@pytest.mark.nightly
 def test_command_shows_each_finding_and_fails_for_a_problem() -> None:
     ran = run_main("doctor", "http://127.0.0.1:9", "--json")
     ran.expect(1)

@@ -3,6 +3,7 @@
 import json
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
 from epochal.tools.init.files import files_of
+from epochal.tools.init.proposal import MOST_LOSS
 from epochal.tools.init.run_text import NewRun, checkpoint_every
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
@@ -54,6 +56,7 @@ def test_made_up_data_are_said_to_be_random_and_how_to_have_others(tmp_path: Pat
     assert "# random bytes: nothing can be learnt" in (tmp_path / "run" / "state.toml").read_text()
 
 
+@pytest.mark.nightly
 def test_commands_that_it_says_for_text_make_a_run_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("TEXT.txt").write_text("words to learn from\n" * 4000)
@@ -82,6 +85,41 @@ def test_settings_of_a_codec_are_written_with_it() -> None:
     assert {name: getattr(merge, name) for name in fields} == fields
 
 
+SLOW = "4 x 8mbit/2mbit 40ms 100k tokens/s"
+TWO_BITS = {"codec": "int2", "error_feedback": True}
+SPARSE = {"codec": "sparse", "error_feedback": True, "mean": "senders", "outer_lr": 1.0, "outer_momentum": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("clients", "smaller", "codec"),
+    [
+        pytest.param(SLOW, [TWO_BITS], "int2", id="long-uploads"),
+        pytest.param("4 x 1gbit/1gbit 1ms 100k tokens/s", [TWO_BITS], "int4", id="short-uploads"),
+        pytest.param(SLOW, [SPARSE], "int4", id="loses-much"),
+        pytest.param(SLOW, [{"codec": "int8"}], "int4", id="trains-less"),
+        pytest.param(SLOW, [], "int4", id="none"),
+    ],
+)
+def test_smaller_codec_is_taken_where_it_lets_clients_train_more(
+    clients: str, smaller: list[dict[str, Any]], codec: str
+) -> None:
+    model = chosen_model("llama-6m", 256, 64)
+    run = NewRun("run", model, chosen_data("dummy", 2, "host:1"), 64, {"codec": "int4"}, "open")
+    proposal = files_of(run, [parse_clients(clients)], PlanOptions(), 2, smaller=smaller).proposal
+    assert proposal.state.merge.codec == codec
+    assert (proposal.plan.loss or 2) <= MOST_LOSS
+
+
+def test_codec_is_int4_where_it_is_asked_for_or_results_are_repeated(tmp_path: Path) -> None:
+    slow = ("--model", "llama-6m", "--seq-len", "64", "--clients", SLOW)
+    for options, codec in (((), "int2"), (("--codec", "int4"), "int4"), (("--verify", "5"), "int4")):
+        folder = tmp_path / "-".join(("run", *options))
+        ran = run_main("init", str(folder), *slow, *options)
+        ran.expect(0)
+        assert state_in(folder).merge.codec == codec
+        assert ("results are int2, so that clients train more of the time" in ran.out) == (codec == "int2")
+
+
 def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Path) -> None:
     run_main(
         *("init", str(tmp_path / "run"), "--data", str(tokens), "--data-address", "data.example:39405"),
@@ -104,6 +142,7 @@ def test_file_fits_the_lines_of_the_clients(tmp_path: Path) -> None:
     assert slow.max_round_train_time > fast.max_round_train_time
 
 
+@pytest.mark.nightly
 def test_run_that_hardly_trains_is_announced_before_its_files_are_named(tmp_path: Path) -> None:
     slow = ("--clients", "2 x 8mbit/100kbit 300ms 1M tokens/s")
     ran = run_main("init", str(tmp_path / "run"), *slow)
@@ -139,6 +178,7 @@ def test_run_that_verifies_is_one_that_check_takes_without_notes(tmp_path: Path,
     assert "note:" not in checked.err
 
 
+@pytest.mark.nightly
 def test_run_that_verifies_is_refused_what_cannot_be_repeated(tmp_path: Path) -> None:
     verified = ("init", str(tmp_path / "run"), "--verify", "5")
     run_main(*verified, "--local-steps", "101").expect(2, "`local_steps = 100, or fewer` where there is a `[verify]`")
@@ -229,6 +269,7 @@ def test_data_that_cannot_be_opened_leave_a_comment_that_says_why(tmp_path: Path
     checked.expect(0, "everybody may join this run", "epochal fingerprint URL FINGERPRINT")
 
 
+@pytest.mark.nightly
 @thinned("place", ["made", "made/train"], kept=1)
 def test_what_prepare_made_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,15 @@ import pytest
 
 from epochal import __version__
 from epochal.cli.lazy import command_function, command_name
-from epochal.cli.main import ACCESS_COMMANDS, COMMANDS, DATA_COMMANDS, KEY_COMMANDS, OTHER_WORDS, QUARANTINE_COMMANDS
+from epochal.cli.main import (
+    ACCESS_COMMANDS,
+    COMMANDS,
+    DATA_COMMANDS,
+    KEY_COMMANDS,
+    OTHER_WORDS,
+    PANELS,
+    QUARANTINE_COMMANDS,
+)
 from tests.support.drive.cli import heavy_imports_of, run_main
 from tests.support.thinned import thinned
 
@@ -24,6 +32,13 @@ def after_help_of(*arguments: str) -> str:
 
 def test_help_lists_every_command() -> None:
     run_main("--help").expect(0, *map(command_name, COMMANDS))
+
+
+def test_help_groups_commands_by_who_needs_them() -> None:
+    shown = run_main("--help").out
+    titles = [match[1] for match in re.finditer("^╭─ (.*?) ─", shown, re.M)]
+    assert titles == ["Options", *PANELS.values()]
+    assert 4 <= len(PANELS) <= 6
 
 
 def test_help_imports_nothing_heavy() -> None:

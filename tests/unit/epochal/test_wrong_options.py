@@ -97,8 +97,13 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("evaluate", ".", "--follow", "--step", "1"), "--follow evaluates every new checkpoint; leave --step out"),
         (("evaluate", ".", "--name", "a name"), "'a name' is no name of an evaluation; allowed as --name: 1 to 32"),
         (("evaluate", ".", "--device", "tpu"), "--device tpu; allowed: auto, cpu, mps, cuda or cuda:N"),
-        (("evaluate", "http://127.0.0.1:9"), "EPOCHAL_ADMIN_TOKEN"),
+        (
+            ("evaluate", "http://127.0.0.1:9"),
+            "the coordinator printed at its first start",
+        ),
         (("evaluate", ".", "--data", "nosuch.bin"), "--data nosuch.bin: there is no such file or folder (/"),
+        ((*CLIENT, "--invitation", "", "--device", "gpu"), "--invitation is no code; allowed: 1 to 256 characters"),
+        ((*CLIENT, "--invitation", "x" * 257), "--invitation is no code"),
         (("export", ".", "--out", "m"), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (
             ("export", ".", "--out", "m", "--follow", "--step", "1"),
@@ -107,7 +112,10 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("export", ".", "--out", "m", "--keep", "1"), "--keep goes with --follow: it says how many"),
         (("export", ".", "--out", "m", "--to", "ftp://x"), "--to 'ftp://x' is no destination; allowed: hf://"),
         (("export", ".", "--out", "m", "--dtype", "float8"), "'float8' is not one of 'float32'"),
-        (("export", "http://127.0.0.1:9", "--out", "m"), "EPOCHAL_ADMIN_TOKEN"),
+        (
+            ("export", "http://127.0.0.1:9", "--out", "m"),
+            "or name the run's folder or database instead",
+        ),
         (("export", "http://127.0.0.1:9", "--out", "m", "--admin-token", "ü"), "not an admin token"),
         (("status", "http://127.0.0.1:65536"), "allowed: http://host:port"),
         (
@@ -134,6 +142,7 @@ def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple
     assert {path.name for path in folder.iterdir()} == {"file", "state.toml", "unsupported.toml", "hub.toml"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "message"),
     [

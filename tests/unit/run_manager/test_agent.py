@@ -9,7 +9,7 @@ from epochal.coordinator.machine.stimuli import ClientsFellSilent
 from epochal.coordinator_client.session import Joined
 from epochal.run_manager.agent import ClientEnd, EndReason
 from epochal.run_manager.events import ReplicaHeld, RoundTrained, StepEntered
-from epochal.state.errors import CoordinatorUnreachable
+from epochal.state.errors import CoordinatorUnreachable, Refused
 from tests.support.data.states import state_file
 from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, key_of
 from tests.support.simulate.simulated_run import BOUND_S, SimulatedRun, simulated_run
@@ -57,6 +57,7 @@ async def test_run_a_fast_rounds_requests_are_few() -> None:
     assert counts["results"] <= 3 * rounds
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_run_coordinator_away_for_minutes_is_met_again_by_all(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "epochal.coordinator_client.session")
@@ -77,6 +78,15 @@ async def test_run_coordinator_away_beyond_the_bound_ends_the_client() -> None:
         with pytest.raises(CoordinatorUnreachable):
             await run.client(1, ClientSpec(reconnect_bound_s=60)).agent.run()
         assert 60 <= asyncio.get_running_loop().time() < 70
+
+
+@in_virtual_time
+async def test_client_that_is_not_admitted_asks_for_nothing_else() -> None:
+    async with simulated_run(state_file(access__mode="invitations"), seed=0) as run:
+        client = run.client(1)
+        with pytest.raises(Refused, match="needs an invitation"):
+            await client.agent.run()
+        assert set(client.link.requests) == {"challenge"}
 
 
 @in_virtual_time
@@ -112,6 +122,17 @@ async def test_finish_and_withdraw_in_a_round_delivers_its_result_first() -> Non
         assert run.coordinator.run.progress.step <= 5
         assert leaving.of(RoundTrained)[-1].step == 4
         assert leaving.client_id not in run.coordinator.run.members
+
+
+@in_virtual_time
+async def test_no_round_counts_on_a_client_that_is_leaving() -> None:
+    async with simulated_run(state_file(config__total_steps=20), seed=0) as run:
+        leaving, _ = await _leaving_in_round_4(run)
+        await run.coordinator.wait_for(lambda: run.coordinator.document.step == 5)
+        current = run.coordinator.run.round
+        assert current is not None
+        assert leaving.client_id not in current.tasks.plan.positions
+        await run.ends([leaving], BOUND_S)
 
 
 @in_virtual_time

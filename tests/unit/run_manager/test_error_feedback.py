@@ -4,6 +4,7 @@ import gc
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.runtime.files.spool import Spool
@@ -151,6 +152,7 @@ def test_feedback_of_another_model_is_not_used() -> None:
     assert np.array_equal(file.tensors()["b"], expected(1)["b"])
 
 
+@pytest.mark.nightly
 def test_residuals_take_two_files_of_the_spool() -> None:
     feedback = new_feedback()
     for step in range(1, 4):

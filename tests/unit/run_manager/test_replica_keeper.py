@@ -117,6 +117,7 @@ async def test_replica_that_differs_after_every_rebuild_ends_the_client() -> Non
         assert len({end.replica_digest for end in ends}) == 1
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
     """The run goes back to an older state; the clients follow it because its lineage has changed."""

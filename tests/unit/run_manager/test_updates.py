@@ -57,6 +57,7 @@ async def test_clients_fetch_the_update_and_no_result() -> None:
             assert fetched == sorted(update.size_bytes for update in models.updates.values())
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_client_that_sleeps_through_ten_rounds_replays_their_updates() -> None:
     async with simulated_run(state_file(config__total_steps=24), seed=0) as run:

@@ -47,6 +47,7 @@ async def test_data_that_the_model_cannot_take_end_the_client_before_it_is_ready
         assert not client.of(BecameReady)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_init_run_data_source_that_comes_later_is_waited_for() -> None:
     opened: list[float] = []
@@ -128,6 +129,7 @@ async def test_every_epoch_begins_as_soon_as_all_are_ready_again() -> None:
         assert {document.reason for document in starts} == {"all 2 members are ready"}
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_warmup_does_not_wait_for_a_client_that_was_killed_before_it() -> None:
     state = state_file(config__total_steps=30, config__epoch_time=90, config__warmup_time=60)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from epochal.state.text.amounts import counted, shown_bytes
+from epochal.state.text.amounts import all_of, counted, shown_bytes
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,11 @@ def test_bytes_are_shown_with_three_digits(size: float, text: str) -> None:
 def test_one_alone_has_the_noun_of_one(count: int, text: str) -> None:
     assert counted(count, "batch", "batches") == text
     assert counted(count, "step") == text.replace("batches", "steps").replace("batch", "step")
+
+
+def test_everything_has_its_verb() -> None:
+    assert [all_of(count, "step") for count in (1, 2, 1200)] == [
+        "the only step is",
+        "all 2 steps are",
+        "all 1,200 steps are",
+    ]

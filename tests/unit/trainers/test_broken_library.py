@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.heavy import need_module
 from tests.support.thinned import thinned
 
@@ -20,6 +22,7 @@ except InvalidInput as error:
 """
 
 
+@pytest.mark.nightly
 @thinned("error", ["ImportError('no tokenizers')", "AttributeError('numpy has no bool8')"], kept=1)
 def test_broken_transformers_is_named_whatever_it_raises(tmp_path: Path, error: str) -> None:
     need_module("torch")

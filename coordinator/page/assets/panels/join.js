@@ -1,17 +1,17 @@
 // How to join: the command for this run at the address at which the reader sees it, and what the machine must have.
 
-import { copyable, quoted } from "../widgets/copy.js";
+import { copyable, quoted, reached } from "../widgets/copy.js";
 import { fill, h, newId, setText } from "../elements.js";
 import { bytes, counted, visible, whole } from "../format.js";
-import { INSTALL, INSTALL_NOTE } from "../words.js";
+import { CERTIFICATE_FILE, INSTALL, INSTALL_NOTE } from "../words.js";
 
 const ASK_EVERY_MS = 30_000;
 const KEY_FILE = "epochal.key";
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
 /** Return the words of the command that joins a run, as a shell takes them. */
-export function joinCommand(guide, address, { invitation = "", data = "", name = "" } = {}) {
-  const words = ["epochal", "client", quoted(address), "--trainer", quoted(guide.trainer)];
+export function joinCommand(guide, base, { invitation = "", data = "", name = "" } = {}) {
+  const words = ["epochal", "client", reached(base, guide), "--trainer", quoted(guide.trainer)];
   words.push("--key", KEY_FILE, "--new-key");
   if (name) words.push("--name", quoted(name));
   if (guide.access === "invitations") words.push("--invitation", invitation ? quoted(invitation) : "CODE");
@@ -19,6 +19,11 @@ export function joinCommand(guide, address, { invitation = "", data = "", name =
   if (guide.own_base) words.push("--base", "DIR");
   if (guide.data.insecure) words.push("--insecure");
   return words.join(" ");
+}
+
+/** Return the words of the command with which the run's operator talks to its newest checkpoint. */
+export function sampleCommand(guide, base) {
+  return ["epochal", "sample", reached(base, guide), "--chat", ...(guide.own_base ? ["--base", "DIR"] : [])].join(" ");
 }
 
 /** Return the command that installs what the run needs. */
@@ -55,7 +60,7 @@ function gpuWords({ trainer, packaged, room }) {
   if (packaged) return "As its package asks for.";
   if (trainer !== "torch") return "None: it computes on the processor.";
   const memory = room === null ? "" : ` with more than ${bytes(room.trainer_bytes)} of memory free: activations come on top`;
-  return `One that PyTorch uses (CUDA or MPS)${memory}. Without one a client computes on the processor, which only a tiny model suits.`;
+  return `One that PyTorch uses (CUDA or MPS)${memory}. Without one a client computes on the processor.`;
 }
 
 function roomWords(guide) {
@@ -76,6 +81,11 @@ function roomWords(guide) {
   ];
 }
 
+function certificateWords({ own_certificate: sha256 }) {
+  return `The coordinator's, which is its own authority: get ${CERTIFICATE_FILE} from the run's operator, and give the commands above in its `
+    + `folder. “openssl x509 -noout -fingerprint -sha256 -in ${CERTIFICATE_FILE}” prints ${sha256.toUpperCase().match(/../g).join(":")}.`;
+}
+
 function accessWords(guide) {
   if (guide.access === "invitations") return "An invitation, which the run's operator gives you.";
   if (guide.access === "keys") {
@@ -92,14 +102,16 @@ export default class JoinPanel {
 
   mount(element, store) {
     this.store = store;
-    const { href } = store.api.base;
-    this.address = href.replace(/\/$/, "");
     this.needs = h("dl", { class: "facts" });
     this.notes = h("div");
     this.fields = h("div", { class: "fields" });
     this.install = copyable("Command that installs", "");
     this.join = copyable("Command that joins", "");
     this.doctor = copyable("Command that checks the machine", "");
+    this.sample = copyable("Command that talks to the run", "");
+    this.talk = h("section", {}, h("h2", {}, "Talk to it"), this.sample.element,
+      h("p", { class: "quiet" }, "The newest checkpoint answers on the machine that asks, which needs the run's admin token in "
+        + "EPOCHAL_ADMIN_TOKEN; --serve in place of --chat serves programs that speak OpenAI's API."));
     this.said = h("p", { role: "status" }, "Asking the coordinator…");
     this.ended = h("p", { class: "warning", hidden: true }, "This run has ended: a client that joins now finds nothing to train, and ends at once.");
     this.body = h("div", { hidden: true },
@@ -110,6 +122,7 @@ export default class JoinPanel {
         + "member. Ctrl-C finishes the round and leaves. The client's log names the address of its own page here."),
       this.notes,
       h("h2", {}, "What your machine must have"), this.needs,
+      this.talk,
     );
     fill(element, h("h1", {}, "Join"), this.ended, this.said, this.body);
   }
@@ -140,6 +153,7 @@ export default class JoinPanel {
       ["Admission", accessWords(guide)],
       ["Software", `Python 3.11 or newer, epochal ${visible(guide.version)}. ${trainerWords(guide)}`],
       ["GPU", gpuWords(guide)],
+      ...(guide.own_certificate && this.store.api.base.protocol === "https:" ? [["Certificate", certificateWords(guide)]] : []),
       ["Data", dataWords(guide.data)],
       ...roomWords(guide),
     ];
@@ -163,7 +177,7 @@ export default class JoinPanel {
     if (guide.data.insecure) {
       warnings.push("The data server has no TLS: --insecure says that the network may read the samples and the client's ticket for them.");
     }
-    if (this.store.api.base.protocol === "https:") {
+    if (this.store.api.base.protocol === "https:" && !guide.own_certificate) {
       warnings.push("If your browser was set to trust this page's certificate, the client must trust it too: --tls-ca FILE.");
     }
     return warnings;
@@ -185,7 +199,9 @@ export default class JoinPanel {
 
   #showCommands() {
     this.install.setText(installCommand(this.#guide));
-    this.doctor.setText(`epochal doctor ${quoted(this.address)}`);
-    this.join.setText(joinCommand(this.#guide, this.address, this.#given));
+    this.doctor.setText(`epochal doctor ${reached(this.store.api.base, this.#guide)}`);
+    this.join.setText(joinCommand(this.#guide, this.store.api.base, this.#given));
+    this.sample.setText(sampleCommand(this.#guide, this.store.api.base));
+    this.talk.hidden = this.#guide.packaged || this.#guide.trainer === "null";
   }
 }

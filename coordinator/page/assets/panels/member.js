@@ -2,7 +2,7 @@
 
 import { Chart } from "../widgets/chart.js";
 import { fill, h, scrollingTable, setText } from "../elements.js";
-import { bytes, digits, duration, moment, percent, short, stepWords, visible, whole } from "../format.js";
+import { bytes, counted, digits, duration, moment, percent, short, stepWords, visible, whole } from "../format.js";
 import { stateWords } from "../members.js";
 import { kindLink, meaning, prose } from "../refusals.js";
 import { FATES, PARTS } from "../words.js";
@@ -150,7 +150,7 @@ function factsOf(row, { quarantined }, rank, total) {
     ["Transferred", `${bytes(row.uploaded_bytes)} sent, ${bytes(row.downloaded_bytes)} received, as it says`],
   ];
   if (!row.left) {
-    facts.splice(4, 0, ["Share", `${whole(row.share)} batches, ${percent(row.part)} of this round${row.claim < ANY_SHARE ? `; it takes ${whole(row.claim)} at most` : ""}`]);
+    facts.splice(4, 0, ["Share", `${counted(row.share, "batch", "es")}, ${percent(row.part)} of this round${row.claim < ANY_SHARE ? `; it takes ${whole(row.claim)} at most` : ""}`]);
     if (row.factor !== null) {
       facts.splice(5, 0, ["Counted", `Its last result for ${percent(row.factor)} of its weight: it was longer than usual, or more of the merge than one member may be`]);
     }

@@ -2,7 +2,7 @@
 
 import { Grid } from "../widgets/grid.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, digits, duration, percent, short, visible, whole } from "../format.js";
+import { bytes, counted, digits, duration, percent, short, visible, whole } from "../format.js";
 import { LEFT, MemberColumns, STATES, stateWords } from "../members.js";
 
 const ASK_EVERY_MS = 4_000;
@@ -164,7 +164,7 @@ export default class MembersPanel {
 
   #sayCount() {
     const present = this.#members.presentCount, { length } = this.#grid.shown;
-    const all = !present && this.#members.length ? "No member is present; those that took part have left" : `${whole(present)} ${present === 1 ? "member" : "members"}`;
+    const all = !present && this.#members.length ? "No member is present; those that took part have left" : counted(present, "member");
     const isAll = !this.#words.length && this.state.value === "" && !this.gone.checked;
     setText(this.said, isAll ? all : present ? `${whole(length)} shown; ${all} in all` : `${whole(length)} shown; no member is present`);
   }

@@ -3,7 +3,7 @@
 import { copyable } from "../widgets/copy.js";
 import { ask } from "../widgets/dialog.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { digits, moment, shortId, visible, whole } from "../format.js";
+import { counted, digits, moment, shortId, visible, whole } from "../format.js";
 import { operator } from "../operator.js";
 import { prose } from "../refusals.js";
 import { tokenForm } from "../token.js";
@@ -42,7 +42,7 @@ export default class OperatePanel {
   update(place) {
     const { document } = this.store;
     if (document !== null) {
-      setText(this.now, `${whole(Math.min(document.step - 1, document.total_steps))} of ${whole(document.total_steps)} steps done; phase ${document.run_state}: ${PHASES[document.run_state] ?? "not known here"}.`);
+      setText(this.now, `${whole(Math.min(document.step - 1, document.total_steps))} of ${counted(document.total_steps, "step")} done; phase ${document.run_state}: ${PHASES[document.run_state] ?? "not known here"}.`);
       this.lastStep.min = String(document.step);
     }
     if (this.#shownActions !== null) this.#showLog(this.#shownActions);
@@ -227,8 +227,8 @@ export default class OperatePanel {
     const uses = Number(this.uses.value), hours = this.hours.value.trim() === "" ? null : Number(this.hours.value);
     if (!(Number.isSafeInteger(uses) && uses >= 1)) return this.#say("How many clients: a whole number, 1 or more.");
     if (hours !== null && !(hours > 0)) return this.#say("For how many hours: a number above 0, or nothing.");
-    const howLong = hours === null ? "without an end" : `for ${whole(hours)} ${hours === 1 ? "hour" : "hours"}`;
-    const told = await this.#do(`Invite ${whole(uses)} ${uses === 1 ? "client" : "clients"}?`,
+    const howLong = hours === null ? "without an end" : `for ${counted(hours, "hour")}`;
+    const told = await this.#do(`Invite ${counted(uses, "client")}?`,
       [`The code is good ${howLong}. Whoever has it may join.`], "Invite", "Inviting",
       () => operator.act(this.store, "invitations", { body: { uses, expires_in_s: hours === null ? null : hours * HOUR_S } }),
       "The invitation is made.");
@@ -237,10 +237,9 @@ export default class OperatePanel {
 
   async #showInvitation(code) {
     const guide = await this.store.api.json(this.store.path("join")).catch(() => null);
-    const address = this.store.api.base.href.replace(/\/$/, "");
     const shown = [h("p", {}, "The code is shown this once. Send it to who may join:"), copyable("Invitation code", code).element];
     if (guide !== null) {
-      const command = joinCommand({ ...guide, access: "invitations" }, address, { invitation: code });
+      const command = joinCommand({ ...guide, access: "invitations" }, this.store.api.base, { invitation: code });
       shown.push(h("p", {}, "The command with it:"), copyable("Command that joins with the invitation", command).element);
     }
     fill(this.invited, shown);

@@ -132,7 +132,7 @@ export default class RoundPanel {
     const roundS = Math.max(0.001, found.round_s ?? 0);
     setText(heading, `The round under way: ${stepWords(round)}`);
     setText(said, `For ${duration(roundS)} so far: ` +
-      `${counted(round.roster_count, "client")}, ${whole(round.batches)} batches. ${awaitedWords(clients, round.roster_count)} ${this.#shownCount(clients.length, round.roster_count)}`);
+      `${counted(round.roster_count, "client")}, ${counted(round.batches, "batch", "es")}. ${awaitedWords(clients, round.roster_count)} ${this.#shownCount(clients.length, round.roster_count)}`);
     const usual = new Map(this.#explanation?.clients.map((client) => [client.client_id, client.delivered_s]));
     const span = { roundS, trainS: isTraining ? null : roundS - (found.at_s - run.phase_started_s), isUnderWay: true, usual };
     replaceWaterfall(place, waterfall(clients, span, this.router));
@@ -159,7 +159,7 @@ export default class RoundPanel {
     const roundS = figures.train_s + figures.witness_s;
     setText(said, `Ended ${moment(figures.ended_s)} after ${duration(roundS)} (all results in after ${duration(figures.train_s)}, ` +
       `attested ${duration(figures.witness_s)} later): ${visible(detail.reason)}. ` +
-      `${whole(figures.applied_batches)} of ${whole(figures.batches)} batches applied. ${this.#shownCount(clients.length, figures.clients)}`);
+      `${whole(figures.applied_batches)} of ${counted(figures.batches, "batch", "es")} applied. ${this.#shownCount(clients.length, figures.clients)}`);
     replaceWaterfall(place, waterfall(clients, { roundS, trainS: figures.train_s, isUnderWay: false }, this.router));
     if (numbers.open) fill(rows, table(clients, `The clients of ${words}`, this.router));
   }
@@ -198,7 +198,7 @@ export default class RoundPanel {
       return h("li", {}, h("meter", { min: 0, max: 1, value: part.share, "aria-hidden": "true" }),
         ` ${percent(part.share)} `, h("bdi", {}, `${label}${whose}`), ` (${duration(part.seconds)}${rate})`);
     });
-    return [h("p", {}, `Where the time of the last ${whole(rounds)} rounds went:`), h("ul", { class: "shares" }, items)];
+    return [h("p", {}, `Where the time of the last ${rounds === 1 ? "round" : `${whole(rounds)} rounds`} went:`), h("ul", { class: "shares" }, items)];
   }
 
   #medianTable({ clients }) {

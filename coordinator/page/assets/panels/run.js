@@ -8,7 +8,7 @@ import { glossary, term } from "../glossary.js";
 import { POINTS, Rounds } from "../rounds.js";
 import { isLong, MARKS, marksOf, usualPace } from "../run_marks.js";
 import { tomlOf, trainedWords } from "../what_is_trained.js";
-import { copyable, quoted } from "../widgets/copy.js";
+import { copyable, reached } from "../widgets/copy.js";
 import { PHASES, SMOOTHED_PART } from "../words.js";
 
 const RECENT_ROWS = 32;
@@ -182,7 +182,7 @@ export default class RunPanel {
     set("learning rate", last === null ? UNKNOWN : digits(last.learning_rate, 3));
     const norms = rounds.get("gradient_norm").filter((norm) => norm !== null);
     set("gradient norm", norms.length ? digits(norms.at(-1), 3) : null);
-    set("applied", `${whole(run.data_indices_applied)} samples${passWords(found)}`);
+    set("applied", `${counted(run.data_indices_applied, "sample")}${passWords(found)}`);
     set("carried", counted(run.carried_batches, "batch", "es"));
     set("quarantined", run.quarantined_batches ? counted(run.quarantined_batches, "batch", "es") : null);
     set("checkpoint", run.checkpoint === null ? UNKNOWN : `step ${whole(run.checkpoint.step)}, ${bytes(run.checkpoint.size_bytes)}`);
@@ -241,15 +241,16 @@ export default class RunPanel {
     }).filter(Boolean);
     const seconds = rounds.length ? rounds.last.ended_s - rounds.get("started_s")[0] : null;
     const said = `It took ${duration(seconds)} for ${whole(rounds.last?.tokens_total ?? null)} tokens${held.length ? `; ${held.join("; ")}` : ""}.`;
-    const name = JSON.stringify([said, this.tookPart]);
+    const address = reached(this.store.api.base, this.#guide);
+    const name = JSON.stringify([said, this.tookPart, address]);
     if (name === this.shownEnd) return;
     this.shownEnd = name;
     const all = this.tookPart ?? [], total = all.reduce((sum, { tokens }) => sum + tokens, 0);
     const rows = all.slice(0, MAX_TOOK_PART).map(({ id, name: called, tokens, applied, joined_s: joined }) => [
       h("a", { href: `#/member/${id}` }, h("bdi", {}, called ? visible(called) : id.slice(0, 12))), whole(tokens), percent(tokens / total), whole(applied), moment(joined)]);
     fill(this.ended, h("h2", { id: this.ended.headingId }, "What came of it"), h("p", {}, said),
-      h("p", {}, "The trained model, as a folder for Hugging Face's libraries:"),
-      copyable("Command that exports the model", `epochal export ${quoted(this.store.api.base.href.replace(/\/$/, ""))} --out model`).element,
+      h("p", {}, "The trained model, as a folder for Hugging Face's libraries; the command takes the admin token from EPOCHAL_ADMIN_TOKEN:"),
+      copyable("Command that exports the model", `epochal export ${address} --out model`).element,
       all.length ? scrollingTable("Who took part", `${counted(all.length, "member")} took part, by tokens`, ["member", "tokens", "share", "results applied", "joined"], rows) : null);
   }
 

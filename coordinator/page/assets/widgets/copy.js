@@ -1,6 +1,7 @@
 // Text to copy, with a button that works without the clipboard's permission as well.
 
 import { fill, h, newId, setText } from "../elements.js";
+import { CERTIFICATE_FILE } from "../words.js";
 
 /** Return a block of text with a button that copies it: { element, setText(text) }. `label` names it. */
 export function copyable(label, text) {
@@ -42,6 +43,12 @@ function bySelection(element) {
   } catch {
     return false;
   }
+}
+
+/** Return the page's address as a command takes it, with the coordinator's certificate if only those trust it who have it. */
+export function reached(base, guide) {
+  const address = quoted(base.href.replace(/\/$/, ""));
+  return guide?.own_certificate && base.protocol === "https:" ? `${address} --tls-ca ${CERTIFICATE_FILE}` : address;
 }
 
 /** Return a word for a POSIX shell: as it is where nothing in it means something, else between quotes. */

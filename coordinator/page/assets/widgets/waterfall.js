@@ -1,7 +1,7 @@
 // A waterfall: a row for each client of a round, with a bar for each piece of its time.
 
 import { fill, h, scrollingTable } from "../elements.js";
-import { bytes, duration, percent, shortId, visible, whole } from "../format.js";
+import { bytes, counted, duration, percent, shortId, visible } from "../format.js";
 import { term } from "../glossary.js";
 import { longest, piecesOf } from "./pieces.js";
 import { FATES, PARTS } from "../words.js";
@@ -138,7 +138,7 @@ export function waterfall(clients, { roundS, trainS, isUnderWay, usual = new Map
     return h("li", { "data-client": client.client_id },
       h("p", { class: "who" }, clientLink(client, router), client.witness ? term("witness", " · witness") : null,
         h("span", { class: `fate ${fate}` }, stands), isUnderWay ? usually(client, usual.get(client.client_id), roundS) : null,
-        h("span", { class: "quiet" }, [`${whole(client.batches)} batches`, came].filter(Boolean).join(", ")),
+        h("span", { class: "quiet" }, [counted(client.batches, "batch", "es"), came].filter(Boolean).join(", ")),
         slow ? h("span", { class: "slow" }, `longest: ${slow}`) : null,
         client.detail ? h("span", { class: "quiet" }, h("bdi", {}, visible(client.detail))) : null),
       s("svg", { class: "bars", role: "img", "aria-label": said.join(", ") || "nothing is reported yet" }, ...pieces.flatMap((piece) => bar(piece, endS)), ...lines));

@@ -65,6 +65,7 @@ async def test_run_document_waits_for_news_and_answers_304_without(coordinator: 
     assert answer.json()["version"] > version
 
 
+@pytest.mark.nightly
 async def test_run_document_older_than_the_one_that_is_known_is_never_the_answer(coordinator: Served) -> None:
     known = (await coordinator.http.get(coordinator.run_url)).json()["version"] + 100
     async with asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:

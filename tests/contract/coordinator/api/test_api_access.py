@@ -54,6 +54,18 @@ async def test_invitation_is_told_once_and_admits_its_clients(invited: Served) -
     assert (await ask(invited, "GET", "/invitations")).json()["invitations"] == []
 
 
+async def test_challenge_of_one_that_joins_is_refused_like_its_join(invited: Served) -> None:
+    client, made = WireClient(invited, 1), (await ask(invited, "POST", "/invitations", {})).json()
+    asked = {"public_key": client.key.public_key, "joins": True}
+    missing = await ask(invited, "POST", "/clients/challenge", asked)
+    wrong = await ask(invited, "POST", "/clients/challenge", asked | {"invitation_sha256": "ab" * 32})
+    assert (problem(missing), problem(wrong)) == ("access-denied", "access-denied")
+    assert "is it for this run?" in wrong.text
+    right = asked | {"invitation_sha256": sha256_hex(made["code"].encode())}
+    assert (await ask(invited, "POST", "/clients/challenge", right)).is_success
+    assert (await ask(invited, "POST", "/clients/challenge", {"public_key": client.key.public_key})).is_success
+
+
 async def test_code_of_an_invitation_is_kept_nowhere(invited: Served) -> None:
     made = (await ask(invited, "POST", "/invitations", {})).json()
     assert await joins(WireClient(invited, 1), made["code"]) == "joined"

@@ -97,6 +97,7 @@ async def test_checkpoint_counts_once_its_last_part_has_come(electing: Served) -
     assert (await other.api.manifest(checkpoint.blob_sha256)).parts == report_of(DATA).parts
 
 
+@pytest.mark.nightly
 async def test_part_with_other_bytes_is_refused_and_may_come_again(electing: Served) -> None:
     writer, _ = await writer_of(electing)
     await writer.api.report(report_of(DATA))
@@ -109,6 +110,7 @@ async def test_part_with_other_bytes_is_refused_and_may_come_again(electing: Ser
     assert electing.service.run.models.checkpoint is not None
 
 
+@pytest.mark.nightly
 async def test_whole_that_breaks_a_rule_leaves_no_part_and_asks_the_next(electing: Served) -> None:
     writer, other = await writer_of(electing)
     spoiled = checkpoint_bytes(replace(REPLICA, parameters={"w": REPLICA.parameters["w"] * np.float32(1e30)}))

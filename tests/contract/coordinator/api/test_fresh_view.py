@@ -69,6 +69,7 @@ async def test_document_that_one_coordinator_names_is_read_at_another(pair: tupl
     assert status["run_state"] == RunState.WARMUP.value
 
 
+@pytest.mark.nightly
 async def test_coordinator_without_its_store_says_nothing_that_may_be_wrong(pair: tuple[Served, Served]) -> None:
     one, other = pair
     client = WireClient(other, 1)

@@ -37,7 +37,7 @@ include-path = "/v1/runs/{run_id}/genesis/{sha256}"
 checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "413", "422", "429", "5xx"]
 
 [[operations]]  # nor under which names the coordinator is reached
-include-path = "/v1/runs/{run_id}/clients"
+include-path = ["/v1/runs/{run_id}/clients", "/v1/runs/{run_id}/clients/receipt"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "421", "429", "5xx"]
 
 [[operations]]  # nor that a line of them is a commitment to the others

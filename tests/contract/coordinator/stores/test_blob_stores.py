@@ -188,6 +188,7 @@ async def test_blob_deleted_frees_its_bytes_and_may_be_deleted_again(blobs: Blob
     assert refused.value.kind == "not-found"
 
 
+@pytest.mark.nightly
 async def test_blobs_deleted_while_others_arrive_are_counted(blobs: BlobStore) -> None:
     old = [await put(blobs, b"old %d" % number) for number in range(50)]
     new = [b"a newer one %d" % number for number in range(50)]

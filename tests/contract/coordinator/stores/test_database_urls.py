@@ -21,6 +21,7 @@ def test_url_with_a_wrong_password_is_refused_without_it(rest: str) -> None:
     assert "cret" not in str(refused.value)
 
 
+@pytest.mark.nightly
 def test_list_of_runs_does_not_wait_for_a_lock_without_bound(database_server: PostgresServer) -> None:
     url = database_server.new_database()
     with psycopg.connect(url, autocommit=True) as locking:

@@ -80,6 +80,7 @@ async def served_again(store: str, folder: Path | None = None) -> Run:
         return running.handlers.service.run
 
 
+@pytest.mark.nightly
 async def test_run_moves_into_a_database_and_back_with_its_history(
     run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +126,7 @@ async def test_result_that_lies_in_the_database_moves_into_a_folder(url: str, sh
     assert await blob_bytes(open_store_reader(str(back)).blobs, digest) == data
 
 
+@pytest.mark.nightly
 async def test_run_that_is_served_is_not_moved(tmp_path: Path, url: str, shared: Path) -> None:
     async with served_over_sockets(tmp_path / "run") as running:
         await training(running)
@@ -138,6 +140,7 @@ async def test_run_that_is_served_is_not_moved(tmp_path: Path, url: str, shared:
     assert (await served_again(url, shared)).clock.phase is RunState.ROUND_TRAIN
 
 
+@pytest.mark.nightly
 async def test_folder_that_was_moved_is_not_moved_again(
     run_dir: Path, url: str, shared: Path, tmp_path: Path, database_server: PostgresServer
 ) -> None:
@@ -154,6 +157,7 @@ async def test_folder_that_was_moved_is_not_moved_again(
     assert (await served_again(url, shared)).clock.phase is RunState.ROUND_TRAIN
 
 
+@pytest.mark.nightly
 async def test_move_that_was_killed_may_be_repeated_to_the_same_place(
     run_dir: Path, url: str, shared: Path, database_server: PostgresServer
 ) -> None:
@@ -236,6 +240,7 @@ async def test_move_says_what_it_wants(run_dir: Path, url: str, shared: Path, tm
     assert (await served_again(str(run_dir))).clock.phase is RunState.ROUND_TRAIN
 
 
+@pytest.mark.nightly
 async def test_backup_of_a_database_is_served_only_as_restored(
     run_dir: Path, url: str, shared: Path, database_server: PostgresServer
 ) -> None:
@@ -257,6 +262,7 @@ async def test_backup_of_a_database_is_served_only_as_restored(
     assert (await served_again(restored, shared)).identity.lineage == run.identity.lineage
 
 
+@pytest.mark.nightly
 async def test_refused_start_leaves_the_note_of_the_blobs_folder(
     run_dir: Path, url: str, shared: Path, tmp_path: Path
 ) -> None:

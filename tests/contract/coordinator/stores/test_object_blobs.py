@@ -161,6 +161,7 @@ async def received(blobs: ObjectBlobs, body: AsyncIterator[bytes]) -> str:
     return ""
 
 
+@pytest.mark.nightly
 async def test_store_that_hangs_while_it_is_read_is_named_within_a_bound(
     door: S3Door, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ async def opened(url: str, count: int = 2) -> AsyncIterator[list[Store]]:
             await store.aclose()
 
 
+@pytest.mark.nightly
 async def test_failover_to_a_synchronous_standby_lacks_nothing(
     primary: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

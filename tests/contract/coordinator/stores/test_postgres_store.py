@@ -242,6 +242,7 @@ async def test_role_without_privileges_serves_and_waits_for_connections(
         await store.journal.append(SECOND)
 
 
+@pytest.mark.nightly
 async def test_statement_that_waits_for_a_lock_ends_in_time(url: str, database_server: PostgresServer) -> None:
     import psycopg
 

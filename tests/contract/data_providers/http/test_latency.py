@@ -5,6 +5,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import pytest
 
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings
 from epochal.data_providers.open_data import OpenOptions, open_location
@@ -27,6 +28,7 @@ MAX_LATE = 1
 SPEC = DatasetSpec(2, 2048, SEED)
 
 
+@pytest.mark.nightly
 @thinned("cached", ["no cache", "cold", "warm"])
 async def test_client_of_50_samples_a_second_waits_for_none_after_its_first(tmp_path: Path, cached: str) -> None:
     root = tmp_path / "root"

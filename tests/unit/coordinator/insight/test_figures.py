@@ -12,12 +12,14 @@ from epochal.coordinator.insight.figures import clients_of
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import OutcomeDecided
+from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.state.errors import StoreFailed
 from epochal.state.intervals import BatchId
 from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.history_rows import ClientFigures, RoundColumns, RoundDetail, RoundFigures, merged, thinned
 from epochal.state.messages.requests import FailureReport, ResultCommitment, ResultMetrics
+from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of
@@ -111,6 +113,13 @@ def test_outage_of_the_coordinator_takes_no_time_of_a_round() -> None:
     driver.attest(*driver.round.tasks.plan.witnesses)
     (detail,) = history_of(driver).details
     assert (detail.figures.train_s, by_client(detail)[client(1)].delivered_s) == (2.0, 2.0)
+    assert (detail.away_s, driver.run.clock.away_s) == (1000.0, 0.0)
+
+
+@pytest.mark.parametrize(("phase", "away_s"), [(RunState.WAITING_FOR_MEMBERS, 500.0), (RunState.PAUSED, 0.0)])
+def test_outage_counts_as_absence_but_in_a_pause(phase: RunState, away_s: float) -> None:
+    clock = PhaseClock(10.0, phase, 10.0, 10.0).after_outage(500.0)
+    assert clock.at(600.0).entered(RunState.WARMUP, None, "").away_s == away_s
 
 
 def test_lost_work_is_told_with_its_reason() -> None:

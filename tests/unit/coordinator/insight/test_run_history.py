@@ -38,6 +38,7 @@ def content(found: JournalHistory) -> tuple[object, ...]:
     return found.history.rows, list(found.history.details), found.history.next, found.sequence
 
 
+@pytest.mark.nightly
 @thinned(("rows", "details"), [(8, 3), (16_384, 64)], kept=1)
 async def test_history_of_a_compacted_journal_is_that_of_the_whole(
     monkeypatch: pytest.MonkeyPatch, kept: KeptRun, tmp_path: Path, rows: int, details: int
@@ -57,6 +58,7 @@ async def test_history_of_a_compacted_journal_is_that_of_the_whole(
     assert steps > 1
 
 
+@pytest.mark.nightly
 async def test_news_that_wait_for_a_history_to_be_read_have_a_maximum(
     monkeypatch: pytest.MonkeyPatch, kept: KeptRun
 ) -> None:

@@ -1,5 +1,6 @@
 """What a run waits for, in words, phase by phase."""
 
+import re
 from typing import Any
 
 import pytest
@@ -139,3 +140,10 @@ def test_words_for_other_situations(now: Situation, expected: str) -> None:
 def test_limit_is_said_if_there_is_one() -> None:
     assert with_limit("waits for results of 7f3a", 40.6) == "waits for results of 7f3a, at most 41 s more"
     assert with_limit("is paused", None) == "is paused"
+
+
+@pytest.mark.parametrize("phase", RunState)
+@pytest.mark.parametrize("ready", [0, 1])
+def test_one_member_and_one_step_are_said_in_the_singular(phase: RunState, ready: int) -> None:
+    now = Situation(phase, members=1, available=1, needed_first=1, needed=1, ready=ready, total_steps=1)
+    assert not re.search(r"\b1 (members|steps|clients|witnesses)\b", waiting_words(now))

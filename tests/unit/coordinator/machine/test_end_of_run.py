@@ -124,7 +124,7 @@ def test_run_that_an_operator_ended_says_how_many_steps_it_did() -> None:
     finish(driver, 1)
     play(driver, 1)
     driver.make_checkpoint()
-    assert waiting_words(situation_of(driver.run, None)) == "is finished: all 1 steps are done"
+    assert waiting_words(situation_of(driver.run, None)) == "is finished: the only step is done"
 
 
 def test_pause_comes_before_the_end() -> None:

@@ -12,6 +12,8 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.run import Run, new_run
@@ -26,6 +28,7 @@ from epochal.state.messages.requests import (
     Capabilities,
     CheckpointReport,
     FailureReport,
+    LeavingReport,
     ReadyReport,
     ResultCommitment,
     ResultMetrics,
@@ -174,6 +177,7 @@ STIMULI: dict[str, tuple[Callable[[int], Large], Callable[[Large], stimuli.Stimu
     "a join in a round": (training, lambda large: joined(10**6, large.now_s)),
     "a join again": (training, lambda large: replace(joined(3, large.now_s), nonce="another")),
     "a withdrawal": (waiting, lambda large: stimuli.ClientWithdrew(large.clients[3])),
+    "an announced leave": (training, lambda large: stimuli.LeaveAnnounced(large.clients[-1], LeavingReport())),
     "silence": (training, lambda large: stimuli.ClientsFellSilent((large.clients[-1],))),
     "an ejection": (training, lambda large: stimuli.ClientEjected(large.clients[-1])),
     "a tick": (training, lambda _: stimuli.Ticked()),
@@ -242,6 +246,7 @@ def work_for(name: str, count: int) -> tuple[int, int]:
     return steps_of(work), peak_bytes_of(work)
 
 
+@pytest.mark.nightly
 @thinned("name", STIMULI)
 def test_work_for_a_stimulus_does_not_grow_with_the_members(name: str) -> None:
     (few_steps, few_bytes), (many_steps, many_bytes) = work_for(name, FEW), work_for(name, MANY)

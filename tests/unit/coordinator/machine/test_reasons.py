@@ -50,12 +50,12 @@ def test_warmup_says_whom_it_did_not_wait_for() -> None:
     driver = in_warmup(1, 2, 3, config__total_steps=90, config__epoch_time=61)
     driver.ready(client(1), client(2))
     driver.pass_time(15)
-    assert last_reason(driver) == "2 of 3 members are ready, the others have had time"
+    assert last_reason(driver) == "2 of 3 members ready, the others have had time"
     driver.play_epoch(seconds_per_round=40)
     driver.make_checkpoint()
     driver.pass_time(2)
     driver.ready(client(1), client(2))
-    assert last_reason(driver) == "2 of 3 members are ready"
+    assert last_reason(driver) == "2 of 3 members ready"
 
 
 def test_warmup_that_fails_says_what_was_missing() -> None:
@@ -87,7 +87,7 @@ def test_training_ends_when_all_witnesses_that_are_left_saw_everything() -> None
     driver.send(stimuli.ClientWithdrew(client(4)))
     assert driver.in_phase(RunState.ROUND_TRAIN)
     driver.attest(client(2))
-    assert "all 2 witnesses that are left attested every result" in reasons(driver)
+    assert "every witness that is left attested every result" in reasons(driver)
     assert driver.run.progress.attempt == 1, "two of four are no quorum, and nobody else can attest"
 
 
@@ -174,7 +174,7 @@ def test_end_of_the_run_says_how_many_batches_are_left() -> None:
     while driver.in_phase(RunState.ROUND_TRAIN):
         for number in [number for number in (1, 2) if client(number) in driver.round.missing.pending]:
             fail(driver, number)
-    assert last_reason(driver) == "all 1 steps are done, and 6 batches could not be applied"
+    assert last_reason(driver) == "the only step is done, and 6 batches could not be applied"
 
 
 def test_run_with_carried_work_is_not_done_before_its_drain_rounds() -> None:
@@ -186,7 +186,7 @@ def test_run_with_carried_work_is_not_done_before_its_drain_rounds() -> None:
     assert driver.in_phase(RunState.ROUND_TRAIN)
     assert total_batches(driver.round.tasks.work.shared) == 6
     driver.play_round()
-    assert last_reason(driver) == "all 1 steps are done"
+    assert last_reason(driver) == "the only step is done"
 
 
 def test_paused_run_says_that_it_was_resumed() -> None:

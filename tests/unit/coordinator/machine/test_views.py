@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from epochal.coordinator.machine.membership import MAX_MEMBERS
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.stimuli import CheckpointReported, ResultReceived
@@ -15,6 +17,7 @@ from epochal.state.wire import canonical_json, document_digest
 from tests.support.drive.machine_driver import METRICS, client, digest_of, in_round, in_warmup
 
 
+@pytest.mark.nightly
 def test_document_stays_small_with_many_members() -> None:
     driver = in_warmup(*range(1, 201), config__init_min_clients=200, config__global_batch_size_end=400)
     driver.warm_up()

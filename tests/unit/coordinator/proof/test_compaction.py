@@ -164,7 +164,7 @@ HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a batch more": (moved_end(1), f"{PROOF}: (batches .* were applied although|1 batches are applied and also)"),
     "a batch twice": (
         edited(lambda proof: {"applied_count": proof["applied_count"] + 1}),
-        f"{PROOF}: 1 batches were applied more than once",
+        f"{PROOF}: applied more than once: 1 batch",
     ),
     "intervals out of order": (edited(split), f"{PROOF} lists batches out of order"),
     "another beginning": (edited(lambda _: {"first_batch": 6}), f"{PROOF}: batches .* were applied although"),

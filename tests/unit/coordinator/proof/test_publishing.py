@@ -86,6 +86,7 @@ def facts(report: AuditReport) -> tuple[object, ...]:
     return (report.run_id, report.rounds, report.record_chain, report.replica_chain, report.applied, report.blobs)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("is_compacted", [False, True])
 async def test_audit_of_a_publication_agrees_with_that_of_the_run(
     run_dir: Path, tmp_path: Path, is_compacted: bool
@@ -155,6 +156,7 @@ async def test_publishing_again_writes_the_manifest_alone(run_dir: Path, tmp_pat
     assert again.written == [MANIFEST_FILE]
 
 
+@pytest.mark.nightly
 async def test_publication_that_is_interrupted_anywhere_is_known_and_resumed(run_dir: Path, tmp_path: Path) -> None:
     whole = CountedFiles(tmp_path / "whole")
     await publish(str(run_dir), whole, VERSIONS, lambda _: None)

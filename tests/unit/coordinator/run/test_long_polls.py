@@ -34,6 +34,7 @@ def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.coordinator.run.long_polls.POOLS", SMALL)
 
 
+@pytest.mark.nightly
 async def test_each_kind_fills_its_own_pool_and_gives_it_back() -> None:
     polls = LongPolls()
     async with contextlib.AsyncExitStack() as stack:

@@ -235,6 +235,7 @@ async def test_power_failure_within_a_write_leaves_a_committed_prefix(
     assert number > 20
 
 
+@pytest.mark.nightly
 async def test_power_failure_while_the_log_is_moved_into_the_database(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     store = await open_folder_store(run_dir, MAX_BLOB_BYTES)

@@ -6,17 +6,21 @@ import pytest
 
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import InvalidInput
+from epochal.tools import quality
 from epochal.tools.critical_batch import critical_batch_tokens
 from epochal.tools.init.choices import chosen_codec
 from epochal.tools.quality import (
     LOCAL_STEPS,
+    MEASURED,
     Measured,
     best_of_codec,
+    best_of_delay,
     codec_choices,
     loss_beside_one_machine,
     loss_factor,
     loss_of_local_steps,
     shown_loss,
+    smaller_choices,
     source,
 )
 
@@ -66,6 +70,36 @@ def test_codec_is_a_choice_while_it_loses_little_in_every_round() -> None:
         chosen_codec("int2", rows)
     with pytest.raises(InvalidInput, match="--codec 'int4', its loss is not measured; allowed: float32"):
         chosen_codec("int4", rows)
+
+
+def test_settings_are_compared_in_rounds_of_the_same_length() -> None:
+    fields, feedback = {"codec": "int4"}, {"codec": "int4", "error_feedback": True}
+    rows = [measured(fields, 8, 1.005), measured(fields, 30, 0.999), measured(feedback, 30, 1.001)]
+    assert chosen_codec("int4", rows) == fields
+    assert chosen_codec("int4", [*rows[:1], measured(feedback, 30, 1.001)]) == feedback
+    assert chosen_codec("int4", [*rows, measured(feedback, 8, 0.999)]) == feedback
+
+
+def test_new_run_has_the_usual_codec_with_its_usual_settings() -> None:
+    assert chosen_codec("int4") == {"codec": "int4"}
+    assert [merge.codec for merge in smaller_choices("int4")] == ["int2"]
+
+
+def test_delay_is_priced_with_the_outer_step_that_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = MergeConfig(local_steps=30)
+    table = usual.model_copy(update={"delay": 1})
+    slower = table.model_copy(update={"outer_lr": 0.5})
+    rows = [
+        Measured("delay", merge, (2.0 * ratio,), (2.0,), 1000, 4) for merge, ratio in ((table, 1.18), (slower, 1.04))
+    ]
+    monkeypatch.setattr(quality, "MEASURED", (*(row for row in MEASURED if row.choice != "delay"), *rows))
+    assert loss_factor(usual, table) == pytest.approx(1.18)
+    assert loss_factor(usual, slower) == pytest.approx(1.04)
+    assert loss_factor(table, slower) == pytest.approx(1.04 / 1.18)
+    assert loss_factor(usual, table.model_copy(update={"outer_lr": 0.6})) is None
+    best = best_of_delay(64)
+    assert best is not None
+    assert best.merge == slower
 
 
 def test_sparse_is_a_choice_below_the_limit_alone() -> None:

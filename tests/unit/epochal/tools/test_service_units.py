@@ -77,8 +77,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_install_writes_a_private_unit_and_says_the_next_command(home: Path) -> None:
-    ran = CliRunner().invoke(app, ["service", "install", "--as", "lab", URL, *TERMS, "--invitation", "secret"])
+@pytest.mark.parametrize("before", [0, 1, 3, 1 + len(TERMS)])
+def test_install_writes_a_private_unit_and_says_the_next_command(home: Path, before: int) -> None:
+    words = [URL, *TERMS, "--invitation", "secret"]
+    ran = CliRunner().invoke(app, ["service", "install", *words[:before], "--as", "lab", *words[before:]])
     assert ran.exit_code == 0, ran.output
     path = home / ".config/systemd/user/epochal-lab.service"
     text = path.read_text()

@@ -91,6 +91,7 @@ async def rounds_later(run: SimulatedRun) -> None:
     await run.coordinator.wait_for(lambda: run.coordinator.document.step > step + 2)
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_used_machine_is_left_after_the_round_and_taken_again() -> None:
     async with simulated_run(state_file(**LONG), seed=0) as run:

@@ -60,6 +60,7 @@ def test_file_has_no_name_and_its_view_is_read_only(tmp_path: Path) -> None:
     assert bytes(file.view()) == LARGE
 
 
+@pytest.mark.nightly
 def test_file_that_is_no_longer_used_is_closed(tmp_path: Path) -> None:
     file = Spool(tmp_path).keep([LARGE])
     descriptor = file.descriptor
@@ -87,6 +88,7 @@ def test_cleared_file_begins_again(tmp_path: Path) -> None:
     assert file.sha256() == sha256_hex(LARGE)
 
 
+@pytest.mark.nightly
 def test_file_that_exceeds_the_bound_is_refused_and_keeps_its_bytes(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=2 * len(LARGE))
     file, other = spool.keep([LARGE]), spool.keep([LARGE])

@@ -1,11 +1,13 @@
 """The host by which a server is reached from its own machine."""
 
+import hashlib
+import ssl
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
-from epochal.runtime.http.certificate_names import dialled_host, is_self_signed, names_in
+from epochal.runtime.http.certificate_names import dialled_host, names_in, own_fingerprint
 from epochal.runtime.http.http_server import Endpoint
 from tests.support.servers.certificates import issued, self_signed
 
@@ -28,5 +30,8 @@ def test_server_of_every_address_is_reached_by_a_name_of_its_certificate(tmp_pat
 
 
 def test_certificate_of_an_authority_is_not_its_own(tmp_path: Path) -> None:
-    assert is_self_signed(self_signed(tmp_path)[0])
-    assert not is_self_signed(issued(tmp_path, x509.DNSName("coordinator.example"))[0])
+    certificate, _ = self_signed(tmp_path)
+    encoded = ssl.PEM_cert_to_DER_cert(certificate.read_text())
+    assert own_fingerprint(certificate) == hashlib.sha256(encoded).hexdigest()
+    assert own_fingerprint(issued(tmp_path, x509.DNSName("coordinator.example"))[0]) is None
+    assert own_fingerprint(None) is None

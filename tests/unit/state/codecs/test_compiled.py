@@ -105,6 +105,7 @@ def test_replica_without_outer_momentum_is_that_of_numpy() -> None:
     assert replica_digest(merge(replica, mean, OuterStep(0.7, 0.0))) == wanted
 
 
+@pytest.mark.nightly
 def test_loops_have_no_fused_operation() -> None:
     loops = compiled.compiled()
     assert loops is not None

@@ -151,6 +151,9 @@ def test_pauses_and_the_coordinators_absence_are_no_part_of_the_time(pauses: lis
     calm = explained([detail_of(0, ended), detail_of(1, ended)], {})
     away = explained([detail_of(0, ended), detail_of(1, ended, started_s=200.0)], {})
     assert away == calm
+    gone = [detail_of(0, ended), detail_of(1, ended, started_s=195.0, epoch=1, away_s=85.0)]
+    between = [detail_of(0, ended), detail_of(1, ended, started_s=110.0, epoch=1)]
+    assert explained(gone, {}) == explained(between, {})
     paused = explained([detail_of(0, ended), detail_of(1, ended, started_s=190.0, epoch=1)], {}, pauses)
     assert paused.wall_s == pytest.approx(calm.wall_s, abs=1e-6)
     assert paused.sentence == calm.sentence
@@ -184,7 +187,8 @@ def test_clients_that_say_nothing_are_unknown_and_never_guessed() -> None:
     nothing = dict.fromkeys(("replica_s", "encode_s", "upload_s", "document_s", "merge_s", "download_s", "idle_s"))
     old = figures_of_client(1, train_s=1.0, committed_s=None, **nothing)
     found = explained([detail_of(0, old)], {})
-    assert found.sentence.startswith(f"71 % of the time is unknown: client {client(1)[:12]} did not report it")
+    shown = f"the time of which client {client(1)[:12]} reported nothing"
+    assert found.sentence.startswith(f"Rounds would be 71 % shorter without {shown}; training takes")
     assert found.clients[0].upload_s is None
     assert explained((), {}).sentence == NOTHING_YET
 

@@ -44,10 +44,10 @@ HONEST, LIE = 0.01, 1.2
 T = TypeVar("T")
 
 
-def verified(*numbers: int, percent: int = 5, within: int = 8, **overrides: Any) -> Driver:
+def verified(*numbers: int, percent: int = 5, within: int = 8, verify_by: str = "replays", **overrides: Any) -> Driver:
     """Return a driver in the first round of a run whose results are verified, long enough for every test."""
     long = {"config__total_steps": 500, "config__epoch_time": 1e6} | overrides
-    return in_round(*numbers, verify={"percent": percent, "within": within}, **long)
+    return in_round(*numbers, verify={"by": verify_by, "percent": percent, "within": within}, **long)
 
 
 def play(driver: Driver, count: int = 1) -> None:
@@ -174,6 +174,7 @@ def test_exam_is_not_repeated_by_who_joins_again() -> None:
     assert driver.run.members.by_id[newcomer].trust.examined
 
 
+@pytest.mark.nightly
 def test_lot_draws_about_the_percent_and_others_with_another_seed() -> None:
     driver = verified(*range(1, 7), percent=40)
     play(driver)
@@ -401,6 +402,7 @@ def drifting(excess: float) -> Driver:
     return driver
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("excess", "is_flagged"), [(0.021, True), (0.019, False)])
 def test_member_that_is_long_farther_than_twice_the_usual_is_flagged(excess: float, is_flagged: bool) -> None:
     driver = drifting(excess)
@@ -562,6 +564,7 @@ def test_calibration_sets_the_tolerance_of_its_classes_and_steps() -> None:
     assert only(report(driver, exam, 0.07), ReplayJudged).tolerance == pytest.approx(0.06)
 
 
+@pytest.mark.nightly
 def test_classes_that_members_make_up_keep_nobody_from_calibrating() -> None:
     driver = verified(1, 2, percent=100, within=64)
     number = 0
@@ -603,6 +606,20 @@ def doubted() -> tuple[Driver, OpenReplay]:
     report(driver, disputed, LIE, "bad")
     report(driver, disputed, HONEST, "h")
     return driver, one
+
+
+def test_doubted_verifier_reports_nothing_before_its_test() -> None:
+    """One that ignores it would go on to report what it likes."""
+    driver, test = doubted()
+    others = [one for one in open_of(driver) if one.key != test.key and one.is_new_to("bad")]
+    assert others
+    assert due_keys(driver, "bad") == [test.key]
+    for one in others:
+        with refused("not-found"):
+            report(driver, one, HONEST, "bad")
+    report(driver, test, HONEST, "bad")
+    assert others[0].key in due_keys(driver, "bad")
+    report(driver, others[0], HONEST, "bad")
 
 
 def test_verifier_that_fails_its_test_in_three_rounds_loses_its_role() -> None:

@@ -213,6 +213,7 @@ def test_newcomer_without_work_stays_a_newcomer() -> None:
     assert {driver.run.members.by_id[client_id].conduct.earned for client_id in idle} == {0}
 
 
+@pytest.mark.nightly
 def test_every_newcomer_gets_its_turn() -> None:
     driver = with_silent_newcomers()
     tried = set()

@@ -16,7 +16,7 @@ from epochal.coordinator.machine.parts.run_members import MAX_DEPARTED, remember
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import FailureKind
 from epochal.state.intervals import total_batches
-from epochal.state.messages.requests import Capabilities, FailureReport, ResultCommitment
+from epochal.state.messages.requests import Capabilities, FailureReport, LeavingReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round
@@ -159,6 +159,7 @@ def test_silent_member_leaves_the_roster_after_three_rounds() -> None:
     assert driver.run.progress.step == before + 2, "nobody waits for it"
 
 
+@pytest.mark.nightly
 def test_member_is_tried_again_after_its_rest_and_rests_longer_each_time() -> None:
     driver = in_round(1, 2, 3, 4, config__total_steps=500, config__epoch_time=100_000)
     while len(rests := [item.rest_s for item in driver.instructions if isinstance(item, SentToRest)]) < 4:
@@ -285,6 +286,19 @@ def test_leaving_after_delivering_is_forgotten() -> None:
     driver.attest(client(1), client(2))
     assert driver.run.progress.step == 2
     assert driver.run.members.departed == {}
+
+
+def test_announced_leave_gets_no_further_work_until_another_process_joins() -> None:
+    driver = in_round(1, 2, 3)
+    driver.send(stimuli.LeaveAnnounced(client(1), LeavingReport()))
+    driver.play_round()
+    assert (driver.run.progress.step, driver.conduct(1).last_applied_step) == (2, 1)
+    assert client(1) in driver.run.members
+    assert client(1) not in driver.round.tasks.plan.positions
+    driver.join(1)
+    driver.ready(client(1))
+    driver.play_round()
+    assert client(1) in driver.round.tasks.plan.positions
 
 
 def test_leaving_right_after_the_own_result_was_applied_is_no_miss() -> None:

@@ -50,6 +50,7 @@ REFERENCE = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_runs_lose_little_and_have_at_most_the_critical_batch(name: str) -> None:
     clients, parameters = REFERENCE[name]
@@ -73,6 +74,7 @@ def test_local_steps_that_are_asked_for_are_taken() -> None:
     }
 
 
+@pytest.mark.nightly
 def test_run_that_trains_less_than_half_of_the_time_says_so_first() -> None:
     found = proposal("two with slow lines", 50_000_000)
     assert found.plan.training_part < 0.5
@@ -82,6 +84,7 @@ def test_run_that_trains_less_than_half_of_the_time_says_so_first() -> None:
     assert any("local_steps = 100" in change and "x the tokens/s, loss + 4.0 %" in change for change in changes)
 
 
+@pytest.mark.nightly
 def test_slow_lines_get_longer_timers_than_fast_ones() -> None:
     fast, slow = (proposal(f"two with {lines} lines", 50_000_000).state.config for lines in ("fast", "slow"))
     assert slow.warmup_time > fast.warmup_time

@@ -21,6 +21,7 @@ def block_of(language: str, text: str) -> str:
     return next(block for block in found if text in block)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("state", "command", "printed"),
     [("", "", "124,000,000 parameters"), ("[model.LLM.adapter]", "adapter/state.toml", "and for the base")],

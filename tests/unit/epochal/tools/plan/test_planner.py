@@ -197,6 +197,7 @@ def test_suggestions_say_what_planning_with_them_gives() -> None:
     assert all(suggestion.faster >= 1.05 or (suggestion.loss or 2) <= 0.99 for suggestion in found.suggestions)
 
 
+@pytest.mark.nightly
 def test_each_suggestion_says_its_factor_and_its_price() -> None:
     state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(parameter_count=20_000_000)
@@ -211,6 +212,7 @@ def test_each_suggestion_says_its_factor_and_its_price() -> None:
     assert sparse.endswith('mean = "senders", outer_lr = 1.0, outer_momentum = 0.0')
 
 
+@pytest.mark.nightly
 @thinned("ratio", [1.2, 1.004], kept=1)
 def test_smaller_codec_is_advised_once_it_is_measured(ratio: float, monkeypatch: pytest.MonkeyPatch) -> None:
     state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
@@ -230,12 +232,13 @@ def test_smaller_codec_is_advised_once_it_is_measured(ratio: float, monkeypatch:
     assert found.faster > 1.2
 
 
+@pytest.mark.nightly
 def test_training_ahead_is_advised_where_much_of_a_round_is_not_training() -> None:
     state, groups = run_of(4, 8), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(Links(parse_link("1gbit")), parameter_count=20_000_000)
     before = plan_run(state, groups, options)
     assert 0.4 < before.training_part < 0.7
-    (told,) = (one for one in advised(state, groups, options, before).suggestions if one.change == "[merge] delay = 1")
+    (told,) = (one for one in advised(state, groups, options, before).suggestions if "] delay = 1" in one.change)
     ahead = state.model_copy(update={"merge": state.merge.model_copy(update={"delay": 1})})
     after = plan_run(ahead, groups, options)
     assert after.training_part > 0.95
@@ -244,6 +247,7 @@ def test_training_ahead_is_advised_where_much_of_a_round_is_not_training() -> No
     assert not any("delay" in one.change for one in advised(ahead, groups, options, after).suggestions)
 
 
+@pytest.mark.nightly
 def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
     state, groups = run_of(2, 100, merge__local_steps=100), [parse_clients("2 x 1gbit/1gbit 1ms 10k tokens/s")]
     options = PlanOptions(parameter_count=1000)
@@ -252,6 +256,7 @@ def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
     assert told.loss == pytest.approx(1 / 1.0395, abs=1e-3)
 
 
+@pytest.mark.nightly
 def test_batch_below_the_critical_one_is_advised_up_to_it() -> None:
     state, groups = run_of(4, merge__local_steps=30), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(parameter_count=20_000_000)
@@ -261,6 +266,7 @@ def test_batch_below_the_critical_one_is_advised_up_to_it() -> None:
     assert told.faster > 2
 
 
+@pytest.mark.nightly
 def test_change_that_hardly_helps_is_not_told() -> None:
     state, groups = run_of(4, merge__codec="float32"), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(Links(parse_link("1gbit")), parameter_count=1000)
@@ -298,6 +304,7 @@ def test_unlimited_link_is_never_full() -> None:
     assert found.limit != "server"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("batches", [1, 8])
 def test_plan_of_few_batches_for_many_clients_is_that_of_all(batches: int) -> None:
     sizes = dict.fromkeys(("config__global_batch_size_start", "config__global_batch_size_end"), batches)

@@ -102,6 +102,7 @@ def test_tokenizers_that_are_none_are_named(tmp_path: Path, monkeypatch: pytest.
         find_tokenizer("epochal-test/none", None)
 
 
+@pytest.mark.nightly
 def test_a_hub_that_is_away_is_asked_twice_without_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

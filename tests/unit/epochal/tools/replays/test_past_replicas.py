@@ -97,6 +97,7 @@ async def test_every_replica_since_the_older_checkpoint_is_rebuilt_in_any_order(
             assert (held.step, replica_digest(held.replica)) == (step, kept.digest(step))
 
 
+@pytest.mark.nightly
 async def test_replica_that_is_held_is_not_fetched_again() -> None:
     async with kept_run() as (kept, replicas):
         await replicas.at(kept.first + 1, kept.digest(kept.first + 1))
@@ -107,6 +108,7 @@ async def test_replica_that_is_held_is_not_fetched_again() -> None:
         assert len(kept.fetched) == before + 1
 
 
+@pytest.mark.nightly
 async def test_replica_with_another_digest_is_refused_and_nothing_of_it_stays() -> None:
     async with kept_run() as (kept, replicas):
         with pytest.raises(InvalidDocument, match=f"replica {kept.first} is rebuilt with digest"):
@@ -116,6 +118,7 @@ async def test_replica_with_another_digest_is_refused_and_nothing_of_it_stays() 
         assert len(kept.fetched) > before
 
 
+@pytest.mark.nightly
 async def test_what_the_coordinator_lacks_is_refused_and_found_once_it_is_there() -> None:
     async with kept_run() as (kept, replicas):
         step = kept.first + 1

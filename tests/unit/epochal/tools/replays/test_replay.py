@@ -84,6 +84,7 @@ async def test_honest_results_are_at_no_distance_and_a_lie_is_far_away(codec: st
     assert {(one.result_class, one.replay_class) for one in found[False]} == {("float32/cpu", "float32/cpu")}
 
 
+@pytest.mark.nightly
 async def test_failure_of_the_data_is_raised_and_the_next_replay_goes_on() -> None:
     state = small_state(12, **RESET, client__fetch_attempts=1)
     is_gone = True

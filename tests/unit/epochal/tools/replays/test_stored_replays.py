@@ -49,6 +49,7 @@ async def test_outsider_finds_the_liar_and_nobody_else(tmp_path: Path) -> None:
     assert few == await replay_stored(to, 3, DEPENDENCIES, seed=1)
 
 
+@pytest.mark.nightly
 async def test_other_data_accuse_nobody(tmp_path: Path) -> None:
     async def open_shifted(access: RunAccess) -> DataProvider:
         return DummyDataProvider(DatasetSpec(4, access.state.model.LLM.max_seq_len))
@@ -60,6 +61,7 @@ async def test_other_data_accuse_nobody(tmp_path: Path) -> None:
         await replay_stored(to, 2, replace(DEPENDENCIES, open_provider=open_shifted), seed=1)
 
 
+@pytest.mark.nightly
 async def test_command_prints_distances_beside_tolerances(tmp_path: Path) -> None:
     async with simulated_run(small_state(8, **RESET), seed=5) as run:
         await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec("numpy"))

@@ -1,0 +1,1 @@
+"""A run's newest checkpoint, which continues text and answers chats: in a terminal, from Python, and over HTTP."""
