@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from epochal.runtime.explanations import GROUPS, explanations
+from epochal.state.refusals import Refusal
 
 
 def body() -> str:
@@ -11,8 +12,9 @@ def body() -> str:
 
 
 def _parts() -> Iterator[str]:
+    statuses = {refusal.value: f"Status {refusal.status}. " for refusal in Refusal if refusal is not Refusal.UNKNOWN}
     for group, title in GROUPS.items():
         yield f"## {title}"
         for found in explanations().values():
             if found.group == group:
-                yield f"### {found.kind}\n\n{found.means}\n\n*What to do:* {found.remedy}"
+                yield f"### {found.kind}\n\n{statuses.get(found.kind, '')}{found.means}\n\n*What to do:* {found.remedy}"

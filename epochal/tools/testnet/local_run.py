@@ -300,7 +300,7 @@ class LocalRun:
             return [f"the evaluator {ended}:\n{self._evaluator.log_tail()}"]
         self._evaluations = await coordinator.evaluations()
         self._show(await coordinator.status(), self._notes)
-        return evaluation_problems([one.loss for one in self._evaluations])
+        return evaluation_problems([one.loss for one in self._evaluations if one.loss is not None])
 
     def check_children(self, children: Children) -> None:
         """Raise `EpochalError` if a process ended that should not have."""

@@ -15,7 +15,7 @@ from epochal.state.model.replica import Replica, first_replica
 from epochal.state.refusals import Refusal
 from epochal.state.wire import sha256_hex
 from epochal.tools.evaluate import losses
-from epochal.tools.evaluate.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions
+from epochal.tools.evaluate.evaluator import EvaluatedReplica, Evaluator, EvaluatorOptions, Figure
 from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.trainers.architectures import open_model
 from epochal.trainers.torch.torch_options import TorchOptions
@@ -53,8 +53,12 @@ class Desk:
             raise self.failures.pop()
         self.reported.append(report)
 
+    def show(self, figure: Figure) -> None:
+        assert isinstance(figure, EvaluatedReplica), "no benchmark"
+        self.shown.append(figure)
+
     def evaluator(self, evaluation: EvaluationOptions = ON_DUMMY, *, records: bool = True) -> Evaluator:
-        options = EvaluatorOptions(self.name, self.record if records else None, self.shown.append, self.said.append)
+        options = EvaluatorOptions(self.name, self.record if records else None, self.show, self.said.append)
         return Evaluator(self.run, evaluation, options)
 
     async def follow(self) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from epochal.batching.micro_batches import Example
 from epochal.data_providers.protocol import IGNORED_LABEL
-from epochal.state.config.model_table import AdamW, Architecture
+from epochal.state.config.model_table import Architecture, InnerOptimizer
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import ArchitectureEntry
 from epochal.trainers.learner import NO_INNER_STATE, InnerState, Loss, Proceed, go_on
@@ -92,7 +92,7 @@ class BagLearner:
     def replace_gradient(self, gradient: Mapping[str, Float32Array]) -> None:
         self._gradient = gradient[WEIGHT].astype(np.float64)
 
-    def step(self, optimizer: AdamW, learning_rate: float, divisor: float) -> Values | None:
+    def step(self, optimizer: InnerOptimizer, learning_rate: float, divisor: float) -> Values | None:
         if self._gradient is None:
             return None
         mean = self._gradient / divisor

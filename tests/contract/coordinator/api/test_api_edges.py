@@ -2,13 +2,13 @@
 
 import asyncio
 import re
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.requests import Request
 
+from docs import errors_page
 from epochal.coordinator.api.request_parts import RUN
 from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.coordinator.run.long_polls import POOLS, ReaderKind
@@ -145,8 +145,7 @@ async def test_waiting_readers_are_answered_at_once_when_the_service_stops(coord
 
 
 def test_documentation_lists_every_kind_of_problem_with_its_status() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "rest-api.md").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^\| `([a-z-]+)` \| (\d{3}) \|", page, re.MULTILINE))
+    listed = dict(re.findall(r"^### ([a-z-]+)\n\nStatus (\d{3})\. ", errors_page.body(), re.MULTILINE))
     assert listed == {kind.value: str(kind.status) for kind in Refusal if kind is not Refusal.UNKNOWN}
 
 

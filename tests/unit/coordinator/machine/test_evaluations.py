@@ -27,7 +27,7 @@ def reported(step: int = 0, loss: float = 2.5, name: str = "validation") -> stim
     return stimuli.EvaluationReported(report(step, loss, name))
 
 
-def kept(driver: Driver) -> list[tuple[str, int, float]]:
+def kept(driver: Driver) -> list[tuple[str, int, float | None]]:
     return [(one.name, one.step, one.loss) for one in driver.projection().evaluations]
 
 
