@@ -18,7 +18,6 @@ FURTHER = {
     "benchmarks-torch": "transformers with torch",
     "benchmarks-quality": "what clients learn beside one machine",
     "benchmarks-codecs": "what smaller results cost",
-    "benchmarks-peer-training": "beside other systems that train",
     "benchmarks-scale": "thousands of members",
     "benchmarks-goodput": "how much of the time is training",
     "benchmarks-resilience": "under attack",
