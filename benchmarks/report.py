@@ -39,8 +39,7 @@ def write(
         "# Benchmarks",
         "",
         f"`{command}` made this page: Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores. Each baseline was measured in the same run; machines differ, "
-        "ratios less so. Caches are warm.",
+        f"{os.cpu_count()} cores. Baselines are of the same run. Caches are warm.",
         "",
         *(line for note in notes for line in (note, "")),
         *([_further(), ""] if name == MAIN else []),

@@ -98,9 +98,9 @@ def case_figures(found: Measured) -> list[Figure]:
     target = "" if found.case.replicas else "≤ 1.5 ms"
     return [
         Figure(f"{name}: a round", found.round_s, "s"),
-        Figure("processor time of the coordinators, per member", found.cpu_s * 1000, "ms", target),
-        Figure("processor time of the load generator, per member", found.own_cpu_s * 1000, "ms"),
-        Figure("from a round's start until 99 % have heard of it", found.p99_s, "s", digits=3),
+        Figure("coordinators' processor per member", found.cpu_s * 1000, "ms", target),
+        Figure("load generator's processor per member", found.own_cpu_s * 1000, "ms"),
+        Figure("until 99 % know of it", found.p99_s, "s", digits=3),
         Figure("refused requests", sum(found.refusals.values()), "", "0", digits=0),
     ]
 
