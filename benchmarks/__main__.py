@@ -13,7 +13,7 @@ from benchmarks.figures import Figure, show
 from benchmarks.goodput import page as goodput
 from benchmarks.loading import ahead, http_ranges, packing, prepare, providers, tcp
 from benchmarks.report import explain, write
-from benchmarks.rounds import assignment, bare_round, commits, exchange, scale
+from benchmarks.rounds import assignment, bare_round, commits, scale
 from benchmarks.training import (
     adapter_clients,
     codec_quality,
@@ -62,11 +62,6 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "quality": quality.measure,
     "codecs": codec_quality.measure,
 }
-DRAWN: dict[str, Callable[[], tuple[list[Figure], dict[str, str]]]] = {
-    "exchange": exchange.measure,
-    "exchange-small": exchange.measure_small,
-}
-"""Benchmarks that also return plots of what they measured, by name."""
 WHOLE: dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]] = {"scale": scale.measure, **goodput.named()}
 """Benchmarks that return plots by name, and a text, too."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {
@@ -75,8 +70,6 @@ PLOTS: dict[str, Callable[[], dict[str, str]]] = {
     "codecs": codec_quality.plots,
 }
 NOTES: dict[str, Sequence[str]] = {
-    "exchange": exchange.NOTES,
-    "exchange-small": exchange.NOTES,
     "torch": torch_rounds.NOTES,
     "torch-clients": torch_clients.NOTES,
     "torch-memory": torch_memory.NOTES,
@@ -86,9 +79,8 @@ NOTES: dict[str, Sequence[str]] = {
     "scale": scale.NOTES,
     **dict.fromkeys(goodput.named(), goodput.NOTES),
 }
-EXCHANGE, TORCH = ("exchange", "exchange-small"), ("torch", "torch-clients", "torch-memory", "adapters")
+TORCH = ("torch", "torch-clients", "torch-memory", "adapters")
 APART = (
-    *EXCHANGE,
     "prepare-memory",
     *WHOLE,
     "resilience",
@@ -103,7 +95,7 @@ BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 
 def main() -> None:
     """Measure the named benchmarks, or those by default, and print the figures."""
-    known = (*BENCHMARKS, *DRAWN, *WHOLE)
+    known = (*BENCHMARKS, *WHOLE)
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all but {' and '.join(APART)} by default"
@@ -118,11 +110,7 @@ def main() -> None:
     texts: list[str] = []
     plots: dict[str, str] = {}
     for name in names:
-        if name in DRAWN:
-            drawn, found = DRAWN[name]()
-            figures += drawn
-            plots |= found
-        elif name in WHOLE:
+        if name in WHOLE:
             told, found, text = WHOLE[name]()
             figures += told
             plots |= found

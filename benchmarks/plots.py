@@ -48,23 +48,6 @@ def ratio_plot(figures: Sequence[Figure]) -> str:
         return _svg(canvas)
 
 
-def value_plot(values: Mapping[str, float], x_title: str) -> str:
-    """Return a bar for each value, the largest first, on a logarithmic scale."""
-    shown = sorted(values.items(), key=lambda entry: -entry[1])
-    places = range(len(shown))
-    with _canvas(ROW_IN * len(shown) + MARGIN_IN) as (canvas, axes):
-        bars = axes.barh(places, [value for _, value in shown], height=0.7, color=COLOUR)
-        axes.bar_label(bars, [f" {value:.4g}" for _, value in shown])
-        axes.set_xscale("log")
-        axes.margins(x=0.15)
-        axes.set_yticks(places, [name for name, _ in shown])
-        axes.invert_yaxis()
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.xaxis.set_minor_formatter("")
-        axes.set_xlabel(x_title)
-        return _svg(canvas)
-
-
 def line_plot(
     lines: Mapping[str, Sequence[tuple[float, float]]],
     x_title: str,

@@ -18,8 +18,6 @@ FURTHER = {
     "benchmarks-torch": "transformers with torch",
     "benchmarks-quality": "what clients learn beside one machine",
     "benchmarks-codecs": "what smaller results cost",
-    "benchmarks-exchange": "results and checkpoints between clients",
-    "benchmarks-peer-training": "beside other systems that train",
     "benchmarks-scale": "thousands of members",
     "benchmarks-goodput": "how much of the time is training",
     "benchmarks-resilience": "under attack",
@@ -41,8 +39,7 @@ def write(
         "# Benchmarks",
         "",
         f"`{command}` made this page: Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores. Each baseline was measured in the same run; machines differ, "
-        "ratios less so. Caches are warm.",
+        f"{os.cpu_count()} cores. Baselines are of the same run. Caches are warm.",
         "",
         *(line for note in notes for line in (note, "")),
         *([_further(), ""] if name == MAIN else []),

@@ -155,7 +155,7 @@ async def _rounds_row(folder: Path, row: "Row") -> list[Figure]:
             attacked = await site.rate(ATTACKED_S)
         await site.alone_again()
         again = await site.rate(BASELINE_S)
-    around = f"the mean of the same run before ({baseline:.1f}) and after ({again:.1f}); {opened} opened"
+    around = f"the run before ({baseline:.1f}) and after ({again:.1f}); {opened} opened"
     mean = (baseline + again) / 2
     return [Figure(f"rounds a second, {row.name}", attacked, "/s", f"≥ {row.least} x", mean, around)]
 

@@ -40,23 +40,18 @@ FAILED = "not measured"
 WHOLE_S, ROW_S = 870.0, 420.0
 """Maximum time of all rows together, and of one: with its start and its end, the whole takes a quarter of an hour."""
 NOTES = (
-    "Clients and coordinator are real processes; each client reaches the coordinator through a relay that passes so "
-    "many bytes a second each way and holds them back for half of a round trip "
-    "(`tests/support/servers/limited_link.py`). Its trainer computes nothing and takes a set time, so that two cores "
-    "are not the limit. What trains is what the trainers note themselves; a client's time is that of its process.",
+    "Clients and coordinator are real processes. Each client reaches the coordinator through a relay that bounds bytes "
+    "a second each way and delays them by half of a round trip. Its trainer computes nothing and takes a set time.",
     f"**A** is {reference.CLIENTS} home machines (100/20 Mbit/s, 40 ms, 8,000 tokens/s) with a Llama of "
-    f"1 B parameters, played by {reference_rows.CLIENTS} clients with a model of half a million: links are as much "
-    "slower, and then all times are divided by one number, so that a round takes about "
-    f"{reference_rows.ROUND_S:g} s. Round trips are not divided: they weigh more here. There are no checkpoints. Where "
-    "processors were busy, the row measured the machine.",
-    f"**B** has {len(speed_rows.MACHINES)} clients, with `max_share = 1`; the "
-    f"sum is that of their trainers' speeds. With equal shares (`max_share = 1/{len(speed_rows.MACHINES)}`) the "
-    "slowest ones decide.",
-    "**C** counts all that a client's relay passes to it, messages included. Rounds and memory are measured without "
-    "relays; results are noise. **Gap** (`python -m benchmarks goodput-gap`) is the time from the last verified result "
-    "of a round to the first local step of the next one: the outcome's decision, the rest of the update, its download, "
-    "and the rest of the outer step. **E** draws who comes and goes beforehand; a quarter of those that leave vanish. "
-    "**Members** are raw clients in one process, which read each outcome and fetch what a replica needs of it.",
+    f"1 B parameters, played by {reference_rows.CLIENTS} clients with a model of half a million: links and times are "
+    f"scaled so that a round takes about {reference_rows.ROUND_S:g} s; round trips are not, and weigh more here. There "
+    "are no checkpoints. Where processors were busy, the row measured the machine.",
+    f"**B** has {len(speed_rows.MACHINES)} clients, with `max_share = 1`. With equal shares "
+    f"(`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
+    "**C** counts all that a client's relay passes to it; rounds and memory are measured without relays. **Gap** "
+    "(`python -m benchmarks goodput-gap`) is the time from the last verified result of a round to the first local step "
+    "of the next one. In **E** a quarter of those that leave vanish. **Members** are raw clients in one process, which "
+    "read each outcome and fetch what a replica needs of it.",
 )
 """What the page says of the figures."""
 

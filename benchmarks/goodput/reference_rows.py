@@ -96,7 +96,7 @@ async def measured(kind: Kind, folder: Path, clients: int = CLIENTS) -> Measured
 def figures_of(kind: Kind, found: Measured) -> list[Figure]:
     """Return the figures of a kind."""
     planned = 100 * found.planned.training_part
-    says = "`epochal plan` of this run"
+    says = "`epochal plan`"
     whole = f"planned for all {reference.CLIENTS}, not measured: {kind.planned.settings}"
     return [
         Figure(

@@ -38,9 +38,9 @@ REQUESTS_PER_CONNECTION = 900
 """nginx closes a connection after 1,000."""
 CACHE_BYTES = 2**30
 NO_NGINX = "there is no nginx on this machine"
-BARE_SHUFFLED = "a blocking socket, one range of 64 KiB after the other"
-BARE_ORDER = "a blocking socket, the same ranges one after the other"
-PLAIN = "plain aiohttp, the same ranges in the same requests"
+BARE_SHUFFLED = "a blocking socket, range by range"
+BARE_ORDER = "a blocking socket"
+PLAIN = "plain aiohttp"
 OVERLAPPING = 4
 Range = tuple[int, int, int]
 """A file's number, and the bytes `[start, stop)`."""
@@ -303,7 +303,7 @@ async def _far(port: int, folder: Path) -> list[Figure]:
         later_s = sum(waits[PACED_BEGINNING:])
         count = PACED_REQUESTS - PACED_BEGINNING
         shown = f"{far}: waited in {count} requests at {SAMPLES_PER_S} samples/s{name}"
-        baseline = "a blocking socket, the same ranges"
+        baseline = "a blocking socket"
         figures.append(Figure(shown, later_s, "s", "≈ 0 s", bare_s, baseline, digits=3))
     return figures
 
@@ -326,7 +326,7 @@ async def _cached(port: int, folder: Path, root: Path) -> list[Figure]:
     bare = [await measured(from_the_disk) for _ in range(PASSES)]
     for descriptor in held:
         os.close(descriptor)
-    disk = "the same ranges of the files themselves, by pread, not compared with hashes"
+    disk = "pread of the same ranges"
     return [
         Figure("HTTP with --cache, cold, a whole pass", cold.gb_per_s, "GB/s"),
         Figure("CPU for it", cold.cpu_s_per_gb, "s/GB"),

@@ -103,7 +103,7 @@ def measure() -> list[Figure]:
     text = _text()
     figures = [
         Figure(
-            f"rows filled by the rolling packer, pool of {pool}",
+            f"rows filled, pool of {pool}",
             _fill(lengths, "rolling", pool),
             "%",
             target,
@@ -116,7 +116,7 @@ def measure() -> list[Figure]:
     naive = per_second(lambda: _rows_by(_first_of_all, some, 256), len(some), 3)
     batch = delivered(lengths, text)
     made = per_second(lambda: _drain(packed(packer_of("rolling", 256), samples_of(batch))), SAMPLES, 5)
-    name = "rows decided by the rolling packer, pool of 256"
+    name = "rows decided, pool of 256"
     return [
         *figures,
         Figure(name, decided, "samples/s", ">= 100,000", naive, "the whole pool packed again for every row"),

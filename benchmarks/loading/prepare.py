@@ -89,7 +89,7 @@ def standard_library() -> Iterator[str]:
 def measure(folder: Path) -> list[Figure]:
     """Measure the speed beside the bare library, and the memory for 1 GB of text as bytes."""
     source = _source(folder)
-    name = f"text prepared with a tokenizer of {VOCABULARY:,}: tokens per second of processor time, all processes"
+    name = f"text prepared with a tokenizer of {VOCABULARY:,}: tokens per processor second"
     if importlib.util.find_spec("tokenizers") is None:
         missing = "not installed: pip install 'epochal[prepare]'"
         return [Figure(name, None, "tokens/s", ">= 0.85 x", None, missing), *_large(folder, source, "bytes")]
@@ -99,7 +99,7 @@ def measure(folder: Path) -> list[Figure]:
     return [
         *figures,
         Figure(name, made.tokens / made.cpu_s, "tokens/s", ">= 0.85 x", _bare(tokenizer, source), _BASELINE),
-        Figure("its peak memory, all processes together", made.peak_bytes / MIB, "MiB", "bounded", digits=0),
+        Figure("its peak memory", made.peak_bytes / MIB, "MiB", "bounded", digits=0),
         *_large(folder, source, "bytes"),
     ]
 
@@ -117,7 +117,7 @@ def _beside_datasets(made: Prepared, tokenizer: Path, source: Path, folder: Path
     return [Figure(name, made.tokens / made.wall_s, "tokens/s", ">= 0.5 x", float(ran.stdout), beside)]
 
 
-_BASELINE = f"`encode_batch` of the `tokenizers` library, {BATCH:,} of the same texts at a time, in one thread"
+_BASELINE = "`encode_batch` of `tokenizers`, one thread"
 
 
 def measure_memory(folder: Path) -> list[Figure]:
@@ -141,7 +141,7 @@ def _large(folder: Path, source: Path, tokenizer: str) -> list[Figure]:
     peak, baseline = made.peak_bytes / MIB, size / MIB
     return [
         Figure(name, size / 1e6 / made.wall_s, "MB/s", digits=1),
-        Figure("its peak memory, all processes together", peak, "MiB", "bounded", baseline, "the file's size"),
+        Figure("its peak memory", peak, "MiB", "bounded", baseline, "the file's size"),
     ]
 
 

@@ -32,7 +32,7 @@ PASSES = 75
 CLIENTS = 32
 CLIENT_SECONDS = 10.0
 IDLE = 500
-BARE = "a bare blocking loop: sendall of a memory map, recv_into; each end on a core of its own"
+BARE = "bare blocking sockets, a core each"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -125,14 +125,14 @@ def _rates(folder: Path) -> list[Figure]:
                 ("client", epochal.client_s, bare.client_s),
                 ("server", epochal.server_s, bare.server_s),
             ):
-                name = f"processor time of the {end}"
+                name = f"the {end}'s processor"
                 figures.append(Figure(name, epochal.per_gb(spent_s), "s/GB", "", bare.per_gb(bare_s), "the same loop"))
     epochal, bare = _beside_bare(folder, 2**20, shuffled=False, tls=folder)
     figures.append(
         Figure("TCP over TLS, in order, 1 MiB a request", epochal.rate, "MB/s", "", bare.rate, f"{BARE}, no TLS")
     )
     for end, spent_s in (("client", epochal.client_s), ("server", epochal.server_s)):
-        figures.append(Figure(f"processor time of the {end}", epochal.per_gb(spent_s), "s/GB"))
+        figures.append(Figure(f"the {end}'s processor", epochal.per_gb(spent_s), "s/GB"))
     return figures
 
 

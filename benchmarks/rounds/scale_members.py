@@ -4,7 +4,7 @@ A member polls the document and reports that it is ready; when it has work in a 
 3 KB. One that is elected follows the list of results on a second connection, attests all of them, and reads the
 outcome. Whatever is the same for all, such as the assignment, is computed once for each round. Nobody trains, and
 witnesses attest results whose bytes they do not fetch: what that costs is measured by
-`benchmarks/rounds/exchange.py`.
+`benchmarks/goodput/exchange_rows.py`.
 """
 
 import asyncio

@@ -30,17 +30,15 @@ COLUMNS: Mapping[str, Callable[[Measured], str]] = {
     "refused": lambda found: f"{sum(found.refusals.values())}",
 }
 MEANINGS = (
-    "*a round*: median time from one RoundTrain to the next, each of which every member begins by a poll and ends with "
-    "its result counted; the quorum of witnesses has attested all results.",
-    "*processor*: processor time of all coordinators for one member's part of a round; *database*: of PostgreSQL's "
-    "processes; *load*: of the load generator, which takes its share of the same cores.",
-    "*half*, *99 %*, *last*: time from the moment at which a round begins, before its record is written, until half of "
-    "the waiting members, 99 % of them, and the last one have received the document.",
-    "*memory*: what the resident memory of the coordinator grew by from an empty run to the last measured round, for "
-    "each member of the run; with several replicas, that of the largest one. It holds what the process needs once, "
-    "which shows with few members.",
-    "*journal*: growth for one member's part of a round; *written ahead*: of the database server's write-ahead log, in "
-    "which records are compressed.",
+    "*a round*: median time from one RoundTrain to the next, with every member's result counted and attested.",
+    "*processor*: processor time of all coordinators for one member's part of a round; *database*: PostgreSQL's; "
+    "*load*: the load generator's.",
+    "*half*, *99 %*, *last*: time from a round's beginning until so many of the waiting members have received the"
+    " document.",
+    "*memory*: growth of the coordinator's resident memory from an empty run, for each member; of several "
+    "replicas, the largest. With few members it shows what the process needs once.",
+    "*journal*: growth for one member's part of a round; *written ahead*: of the database's write-ahead log "
+    "(compressed).",
     f"*joins*: all of them, {JOINED_AT_ONCE} at a time; *first round*: from then until the first RoundTrain began, "
     "with everyone ready.",
     "*again*: groups of messages for each round that a replica handled again because another one had appended first.",
@@ -98,9 +96,9 @@ def case_figures(found: Measured) -> list[Figure]:
     target = "" if found.case.replicas else "≤ 1.5 ms"
     return [
         Figure(f"{name}: a round", found.round_s, "s"),
-        Figure("processor time of the coordinators, per member", found.cpu_s * 1000, "ms", target),
-        Figure("processor time of the load generator, per member", found.own_cpu_s * 1000, "ms"),
-        Figure("from a round's start until 99 % have heard of it", found.p99_s, "s", digits=3),
+        Figure("coordinators' processor per member", found.cpu_s * 1000, "ms", target),
+        Figure("load generator's processor per member", found.own_cpu_s * 1000, "ms"),
+        Figure("until 99 % know of it", found.p99_s, "s", digits=3),
         Figure("refused requests", sum(found.refusals.values()), "", "0", digits=0),
     ]
 

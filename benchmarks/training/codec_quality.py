@@ -78,10 +78,8 @@ MUONS = tuple(
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
-    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}; {len(SEEDS)} seeds, a third for float32 "
-    "and the codecs that come nearest to it, and a single one for dense codecs without outer momentum, far worse; "
-    f"{TWO_BITS.codec} has those that its row names. "
-    "Model, text, tokens and held-out bytes are those of the quality bench (`python -m benchmarks quality`).",
+    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}. A row names as many losses as it has "
+    "seeds. Model, text and held-out bytes are [the quality bench's](benchmarks-quality.md).",
 )
 """What the page says of the figures."""
 
@@ -169,22 +167,22 @@ def without_delay(setting: Setting) -> Row:
 def _figure(setting: Setting) -> Figure:
     row, default = Row(setting), beside(setting)
     exact = default.losses[: len(row.losses)]
-    told = f"float32 with the defaults, the same seeds; seed by seed {_shown(row.losses)}"
+    told = f"float32, defaults; seed by seed {_shown(row.losses)}"
     if setting.outer_momentum == 0:
-        told += f"; float32 without momentum, one seed: {_shown(Row(PLAIN).losses)}"
+        told += f"; float32 without momentum: {_shown(Row(PLAIN).losses)}"
     return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), told, DIGITS)
 
 
 def _update(setting: Setting) -> Figure:
     row, exact = Row(setting), exact_of(setting).losses[: len(Row(setting).losses)]
-    told = f"the exact mean of the same results, the same seeds; seed by seed {_shown(row.losses)}"
+    told = f"the exact mean; seed by seed {_shown(row.losses)}"
     name = f"{_short_name(setting)}, their mean as {setting.update}, {bytes_a_parameter(setting.update):.4g} bytes down"
     return Figure(name, statistics.fmean(row.losses), UNIT, UPDATE_TARGET, statistics.fmean(exact), told, DIGITS)
 
 
 def _delay(setting: Setting) -> Figure:
     row, without = Row(setting), without_delay(setting)
-    told = f"the defaults without delay, the same seeds; seed by seed {_shown(row.losses)}"
+    told = f"without delay; seed by seed {_shown(row.losses)}"
     name, mean = f"{_short_name(setting)}, delay = 1", statistics.fmean(without.losses[: len(row.losses)])
     return Figure(name, statistics.fmean(row.losses), UNIT, DELAY_TARGET, mean, told, DIGITS)
 

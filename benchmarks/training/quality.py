@@ -73,15 +73,14 @@ FASTER = Setting(FASTER_LR, CLIENTS, SWEPT_STEPS, 0.7, 0.8)
 
 NOTES = (
     f"A Llama of 0.25 M parameters learns the bytes of Python's standard library in {TOKENS / MILLION:.2f} M tokens. "
-    f"Whole files, chosen by a hash of their names, are held out; {HELD_OUT_SEQUENCES * LENGTH:,} bytes of them are "
-    f"evaluated. One machine takes {LOCAL_STEPS:,} steps of {CLIENTS * CLIENT_ROWS} samples of {LENGTH} bytes; "
-    f"{CLIENTS} clients take as many local steps, each of {CLIENT_ROWS}, so that tokens and total batch are the same. "
-    "Both have AdamW, the same warm-up and cosine, and each side the best of the learning rates tried (rows of one "
-    f"seed; at {SWEPT_STEPS} local steps {FASTER_LR} does better with one seed, and worse with all three). "
-    "Trainer, schedule, codec and merge are those of a client; the wire is left out, since it changes no value. "
-    "Results are float32 unless the row says otherwise (`python -m benchmarks codecs` compares them). With one client, "
-    "an outer rate of 1, no momentum and float32, training is that of a loop of torch within float rounding "
-    "(`tests/unit/trainers/test_torch_trainer.py`); one machine is trained so here.",
+    f"{HELD_OUT_SEQUENCES * LENGTH:,} bytes of whole files, chosen by a hash of their names, are held out. "
+    f"One machine takes {LOCAL_STEPS:,} steps of {CLIENTS * CLIENT_ROWS} samples of {LENGTH} bytes; "
+    f"{CLIENTS} clients take as many local steps, each of {CLIENT_ROWS}. "
+    "Both have AdamW, the same warm-up and cosine, and the best of the learning rates tried (rows of one "
+    f"seed; at {SWEPT_STEPS} local steps {FASTER_LR} is better with one seed, and worse with all three). "
+    "Trainer, schedule, codec and merge are those of a client; nothing goes over a wire. "
+    "Results are float32 unless the row says otherwise. One machine is one client with an outer rate of 1 and no "
+    "momentum: a loop of torch within float rounding (`tests/unit/trainers/test_torch_trainer.py`).",
 )
 """What the page says of the figures."""
 
@@ -178,12 +177,10 @@ def measure() -> list[Figure]:
     for setting in (*chosen, FASTER):
         losses = [Run(setting, seed).result().loss for seed in SEEDS]
         name = (
-            f"{CLIENTS} clients, {setting.local_steps} local steps a round, learning rate {setting.base_lr:g}, "
+            f"{CLIENTS} clients, {setting.local_steps} local steps, rate {setting.base_lr:g}, "
             f"results as {setting.codec}"
         )
-        beside = (
-            f"one machine, learning rate {MACHINE.base_lr:g}; seed by seed {_losses(losses)} beside {_losses(machine)}"
-        )
+        beside = f"one machine, rate {MACHINE.base_lr:g}; seed by seed {_losses(losses)} beside {_losses(machine)}"
         target = TARGET if setting.local_steps == SWEPT_STEPS and setting is not FASTER else ""
         mean, alone = statistics.fmean(losses), statistics.fmean(machine)
         figures.append(Figure(name, mean, UNIT, target, alone, beside, DIGITS))
@@ -191,7 +188,7 @@ def measure() -> list[Figure]:
         _single(f"one seed: one machine, rate {rate:g}", Run(replace(MACHINE, base_lr=rate))) for rate in MACHINE_LRS
     ]
     for setting in SWEEP:
-        outer = f"outer rate {setting.outer_lr:g} and momentum {setting.outer_momentum:g}, {setting.inner_state}"
+        outer = f"outer {setting.outer_lr:g} / {setting.outer_momentum:g}, {setting.inner_state}"
         name = f"one seed: {CLIENTS} clients, {setting.local_steps} steps, rate {setting.base_lr:g}, "
         figures.append(_single(name + outer, Run(setting)))
     return figures
@@ -225,7 +222,7 @@ def band(curves: Sequence[Sequence[tuple[int, float]]]) -> Band:
 
 def _single(name: str, run: Run) -> Figure:
     alone = Run(MACHINE, run.seed)
-    return Figure(name, run.result().loss, UNIT, "", alone.result().loss, "one machine, the same seed", DIGITS)
+    return Figure(name, run.result().loss, UNIT, "", alone.result().loss, "one machine", DIGITS)
 
 
 def _losses(values: Sequence[float]) -> str:

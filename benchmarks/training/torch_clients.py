@@ -45,11 +45,9 @@ CONFIG: dict[str, Any] = {
 """A Llama of 6 M parameters: its results are 24 MB."""
 NOTES = (
     f"A whole round: {CLIENTS} clients with `--trainer torch`, of one thread each, train a Llama of 6 M parameters "
-    "through a coordinator on loopback, each a process of its own; a result is 24 MB (float32, the largest codec), "
-    "and there is a checkpoint every "
-    f"{EPOCH_S} s. The parts are those "
-    "of a client's time from the start of a round's training to the start of the next, by the clients' own logs "
-    f"(`--verbose`), and their sum is the whole; the mean over both clients and all rounds from {FIRST_MEASURED}.",
+    "through a coordinator on loopback; a result is 24 MB (float32), and there is a checkpoint every "
+    f"{EPOCH_S} s. The parts are of a client's time from one round's training to the next, by the clients' logs; "
+    f"means over both clients and all rounds from {FIRST_MEASURED}.",
 )
 """What the page says of the figures."""
 PARTS = (

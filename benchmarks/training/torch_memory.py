@@ -58,9 +58,8 @@ EXPECTED = (8, 4, 4, 8, 4, 0, 8, 8)
 """Bytes per parameter of each of `STAGES`: 4 for each float32 array of the model's size."""
 UNIT = "B/parameter"
 NOTES = (
-    f"Memory: the difference between two Llamas of {LAYERS[0]} and {LAYERS[1]} layers, divided by their difference in "
-    "parameters, in processes of their own. A row of the trainer is what this stage of a round adds at its peak to "
-    "what was resident before it.",
+    f"Memory: the difference between Llamas of {LAYERS[0]} and {LAYERS[1]} layers, divided by that of their "
+    "parameters. A row of the trainer is what this stage of a round adds at its peak.",
 )
 """What the page says of the figures."""
 CLIENT_HOLDS = "all of the above but the gradients; replicas and results are files, of which some pages are resident"
@@ -228,7 +227,7 @@ async def measure(folder: Path) -> list[Figure]:
     small, large = [await _in_process(layers, "cpu") for layers in LAYERS]
     parameters = large["parameters"] - small["parameters"]
     figures = [
-        Figure(f"host memory: {name}", found, UNIT, "", expected, f"{expected // 4} float32 of the model's size")
+        Figure(f"host memory: {name}", found, UNIT, "", expected, f"{expected // 4} float32")
         for name, found, expected in zip(STAGES, _per_parameter(small, large), EXPECTED, strict=True)
     ]
     peaks = []
@@ -249,10 +248,10 @@ async def measure(folder: Path) -> list[Figure]:
 async def _on_a_device(is_there: bool) -> Figure:
     name = "device memory of a client: parameters, gradients and moments"
     if not is_there:
-        return Figure(name, None, UNIT, "", 16, "no GPU here; 4 float32 of the model's size")
+        return Figure(name, None, UNIT, "", 16, "no GPU here; 4 float32")
     small, large = [await _in_process(layers, "cuda") for layers in LAYERS]
     found = (large["device_bytes"] - small["device_bytes"]) / (large["parameters"] - small["parameters"])
-    return Figure(name, found, UNIT, "", 16, "4 float32 of the model's size")
+    return Figure(name, found, UNIT, "", 16, "4 float32")
 
 
 def main() -> None:

@@ -90,8 +90,8 @@ ON_GPU = Workload(
 )
 """A Llama of 222 M parameters."""
 NOTES = (
-    f"A round of {LOCAL_STEPS} local steps of `--trainer torch` stands beside the same model, data, order, micro-batch "
-    "and optimizer in a loop of torch written by hand, the two in turn.",
+    f"A round of {LOCAL_STEPS} local steps of `--trainer torch` alternates with a loop of torch written by hand, of "
+    "the same model, data, order, micro-batch and optimizer.",
 )
 """What the page says of the figures."""
 

@@ -225,13 +225,13 @@ async def measure(folder: Path, viewers: int = VIEWERS, turns: int = TURNS, turn
 
 
 def _figures(what: str, viewers: int, seen: Seen, starts: dict[int, float]) -> list[Figure]:
-    without, crowd = "the same run without viewers, in turn", f"{viewers:,} viewers of {what}"
+    without, crowd = "without viewers", f"{viewers:,} viewers of {what}"
     shares = {viewed: 100 * seen.share(viewed=viewed) for viewed in (False, True)}
     rounds_ms = {viewed: 1000 * seen.round_s(starts, viewed=viewed) for viewed in (False, True)}
     sent = sum(watched.received_bytes for watched in seen.watched)
     viewed_s = sum(part.wall_s for part in seen.parts[True])
     return [
-        Figure(f"{crowd}: what they cost the coordinator", shares[True] - shares[False], "% of a core", "≤ 10 %"),
+        Figure(f"{crowd}: their cost", shares[True] - shares[False], "% of a core", "≤ 10 %"),
         Figure(f"{crowd}: the coordinator's processor", shares[True], "% of a core", "", shares[False], without),
         Figure(f"{crowd}: a round, median", rounds_ms[True], "ms", "≤ 1.05 x", rounds_ms[False], without),
         Figure(f"{crowd}: sent to each of them", sent / viewers / viewed_s / 1000, "KB/s"),

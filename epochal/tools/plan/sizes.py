@@ -81,7 +81,7 @@ def _known_spec(state: StateFile) -> ModelSpec:
 
 
 def client_memory_bytes(sizes: RunSizes) -> int:
-    """Return the memory of a client without its trainer: 3.2 x M + 250 MB (`docs/benchmarks-exchange.md`)."""
+    """Return the memory of a client without its trainer: 3.2 x M + 250 MB (`python -m benchmarks goodput`)."""
     return int(3.2 * FLOAT32_BYTES * sizes.parameter_count) + 250_000_000
 
 
