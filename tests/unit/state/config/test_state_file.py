@@ -159,6 +159,7 @@ SEED = list(range(32))
 
 HTTP = {"token_size_in_bytes": "FourBytes", "shuffle": {"Seeded": SEED}}
 
+MUON = {"momentum": 0.95, "weight_decay": 0.1, "ns_steps": 5, "adamw_lr_ratio": 1.0, "betas": [0.9, 0.95], "eps": 1e-8}
 DISTRO = {"compression_decay": 0.9, "compression_topk": 8, "compression_chunk": 64, "quantize_1bit": False}
 
 STABLE = {
@@ -188,7 +189,7 @@ NUMBERED = {"url_template": "https://h/{}.bin", "start_index": 0, "n_left_pad_ze
         ("checkpoint", {"P2PGcs": {"bucket": "b"}}, P2PGcs),
         ("optimizer", "Dummy", DummyOptimizer),
         ("optimizer", {"AdamW": {"betas": [0, 0.95], "weight_decay": 0, "eps": 1e-8}}, AdamW),
-        ("optimizer", {"Muon": {"momentum": 0.95, "weight_decay": 0.1, "ns_steps": 5}}, Muon),
+        ("optimizer", {"Muon": MUON}, Muon),
         ("optimizer", {"Distro": DISTRO}, Distro),
         ("lr_schedule", {"WarmupStableDecay": STABLE}, WarmupStableDecay),
     ],
