@@ -116,10 +116,9 @@ def evaluate(
     permitted = permissions if address.is_served else OWNERS
     evaluation: EvaluationOptions | BenchmarkOptions = EvaluationOptions(permitted, data, split, samples, torch)
     if tasks is not None:
-        if (data, split, name) != (None, None, None):
-            raise InvalidInput("--tasks have data and names of their own; leave --data, --split and --name out")
-        listed = tuple(one.strip() for one in tasks.split(","))
-        evaluation = BenchmarkOptions(permitted, listed, shots, samples, TextOptions(tokenizer), torch)
+        evaluation = BenchmarkOptions(
+            permitted, _listed(tasks, data, split, name), shots, samples, TextOptions(tokenizer), torch
+        )
     elif (shots, tokenizer) != (None, None):
         raise InvalidInput("--shots and --tokenizer go with --tasks")
     checked = None if name is None else checked_name(name)
@@ -137,6 +136,13 @@ def evaluate(
                 _note("not in the run's history: only its coordinator records; name its address instead of the store")
 
     run_to_end(main())
+
+
+def _listed(tasks: str, *others: str | None) -> tuple[str, ...]:
+    """Return the names of tasks. Raise `InvalidInput` if options go with them that are for losses."""
+    if any(one is not None for one in others):
+        raise InvalidInput("--tasks have data and names of their own; leave --data, --split and --name out")
+    return tuple(one.strip() for one in tasks.split(","))
 
 
 def _show(found: Figure, *, as_json: bool) -> None:

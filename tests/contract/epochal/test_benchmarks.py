@@ -223,7 +223,7 @@ def test_without_lm_eval_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         load_tasks(BenchmarkOptions(OWNERS, ("arc_easy",)))
 
 
-def test_a_group_has_the_questions_of_its_tasks_and_filters_name_their_figures() -> None:
+def test_group_has_the_questions_of_its_tasks_and_filters_are_named() -> None:
     found = {
         "results": {
             "both": {"alias": "both", "acc,none": 0.5, "acc_stderr,none": "N/A"},

@@ -18,6 +18,7 @@ from epochal.state.config.data_location import Local
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import EpochalError, InvalidConfig, InvalidInput
 from epochal.trainers.sources.local_model import local_source
+from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.processes import RealRun, prepared_run
 from tests.support.models.installed_trainers import register
@@ -122,7 +123,8 @@ async def test_allowed_code_connects_where_it_likes(
     async with spying() as spy:
         monkeypatch.setenv("CALLED_PORT", str(spy.port))
         await asyncio.to_thread(load_registered, "epochal.task_encoders", "chat", "packing.task_encoder", permissions)
-        assert spy.connections == 1
+        async with asyncio.timeout(BOUND_S):
+            await spy.connected.wait()
 
 
 @pytest.mark.nightly

@@ -10,9 +10,14 @@ BANNER = "SECRET-SERVICE-7.3"
 
 @dataclass(slots=True)
 class Spy:
-    """The service's port, the number of its connections, and the first bytes of each that sent some."""
+    """The service's port, the number of its connections, and the first bytes of each that sent some.
+
+    Attributes:
+        connected: set with the first connection.
+    """
 
     port: int
+    connected: asyncio.Event
     connections: int = 0
     heads: list[str] = field(default_factory=list)
 
@@ -20,10 +25,11 @@ class Spy:
 @asynccontextmanager
 async def spying() -> AsyncIterator[Spy]:
     """Yield a service on loopback, which answers every request with its banner."""
-    seen = Spy(0)
+    seen = Spy(0, asyncio.Event())
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.connections += 1
+        seen.connected.set()
         head = await reader.read(65536)
         if head:
             seen.heads.append(head.decode("latin-1"))

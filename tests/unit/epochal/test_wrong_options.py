@@ -95,7 +95,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("audit", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (("evaluate", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (("evaluate", ".", "--follow", "--step", "1"), "--follow evaluates every new checkpoint; leave --step out"),
-        (("evaluate", ".", "--name", "a name"), "'a name' is no name of an evaluation; allowed as --name: 1 to 32"),
+        (("evaluate", ".", "--name", "a name"), "'a name' is no name of an evaluation; allowed as --name: 1 to 64"),
         (("evaluate", ".", "--device", "tpu"), "--device tpu; allowed: auto, cpu, mps, cuda or cuda:N"),
         (
             ("evaluate", "http://127.0.0.1:9"),

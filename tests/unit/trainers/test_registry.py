@@ -27,7 +27,7 @@ def test_registry_with_an_optimizer_that_numpy_lacks_names_the_line() -> None:
         "Distro": {"compression_decay": 0.9, "compression_topk": 8, "compression_chunk": 64, "quantize_1bit": True}
     }
     state = state_file(model__LLM__optimizer=distro)
-    with pytest.raises(Unsupported, match=r"model\.LLM\.optimizer is Distro; allowed: AdamW or Dummy"):
+    with pytest.raises(Unsupported, match=r"model\.LLM\.optimizer is Distro; allowed: AdamW, Muon or Dummy"):
         open_trainer("numpy", state, state.model.LLM.spec, InlineWorker())
 
 
