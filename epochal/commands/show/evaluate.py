@@ -44,58 +44,66 @@ from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.tools.sample.text_tokens import TextOptions
 
 
+_Step = Annotated[int | None, typer.Option(min=0, help="Evaluate the checkpoint of this step. Default: the newest.")]
+_Follow = Annotated[bool, typer.Option("--follow", help="Evaluate every new checkpoint, until the run has finished.")]
+_Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOCATION", help="Data to evaluate on, as `epochal client --data` takes it. Default: the run's."
+    ),
+]
+_Split = Annotated[
+    str | None, typer.Option(help="Split of a folder of JSON lines or parquet files. Default: validation.")
+]
+_Samples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Number of samples, or questions of each task, from the first one on. Default: all."),
+]
+_Name = Annotated[
+    str | None,
+    typer.Option(
+        help="Name of the evaluation in the run's history. Default: the split; without splits, training for the "
+        "run's own data and validation for others."
+    ),
+]
+_Record = Annotated[
+    bool, typer.Option("--record/--no-record", help="Report each loss to the coordinator, for the run's history.")
+]
+_Tasks = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Compute these tasks of lm_eval instead of a loss, as hellaswag,arc_easy; or task files, NAME.yaml.",
+    ),
+]
+_Shots = Annotated[
+    int | None, typer.Option(min=0, help="With --tasks: solved examples before each question. Default: the task's.")
+]
+_Tokenizer = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PLACE",
+        help="With --tasks: tokenizer, a path, hf://…, s3://… or gs://…, or bytes. Default: that of the run.",
+    ),
+]
+
+
 def evaluate(
     run: RunArgument,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Evaluate the checkpoint of this step. Default: the newest.")
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Evaluate every new checkpoint, until the run has finished.")
-    ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LOCATION", help="Data to evaluate on, as `epochal client --data` takes it. Default: the run's."
-        ),
-    ] = None,
+    step: _Step = None,
+    follow: _Follow = False,
+    data: _Data = None,
     allow_local: AllowLocalOption = None,
     allow_network: AllowNetworkOption = None,
     allow_package: AllowPackageOption = None,
     credentials_for: CredentialsForOption = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of a folder of JSON lines or parquet files. Default: validation.")
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of samples, or questions of each task, from the first one on. Default: all."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="Name of the evaluation in the run's history. Default: the split; without splits, training for the "
-            "run's own data and validation for others."
-        ),
-    ] = None,
-    record: Annotated[
-        bool, typer.Option("--record/--no-record", help="Report each loss to the coordinator, for the run's history.")
-    ] = True,
-    tasks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Compute these tasks of lm_eval instead of a loss, as hellaswag,arc_easy; or task files, NAME.yaml.",
-        ),
-    ] = None,
-    shots: Annotated[
-        int | None, typer.Option(min=0, help="With --tasks: solved examples before each question. Default: the task's.")
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PLACE",
-            help="With --tasks: tokenizer, a path, hf://…, s3://… or gs://…, or bytes. Default: that of the run.",
-        ),
-    ] = None,
+    split: _Split = None,
+    samples: _Samples = None,
+    name: _Name = None,
+    record: _Record = True,
+    tasks: _Tasks = None,
+    shots: _Shots = None,
+    tokenizer: _Tokenizer = None,
     device: DeviceOption = None,
     precision: PrecisionOption = None,
     base: BaseOption = None,
