@@ -43,7 +43,6 @@ from epochal.tools.evaluate.evaluator import BenchmarkedReplica, Evaluator, Eval
 from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.tools.sample.text_tokens import TextOptions
 
-
 _Step = Annotated[int | None, typer.Option(min=0, help="Evaluate the checkpoint of this step. Default: the newest.")]
 _Follow = Annotated[bool, typer.Option("--follow", help="Evaluate every new checkpoint, until the run has finished.")]
 _Data = Annotated[
