@@ -173,6 +173,7 @@ async def test_wrong_token_is_refused_in_words(browser: "Browser", run: ShownRun
         assert await page.get_by_label("Token").is_visible()
 
 
+@pytest.mark.nightly
 async def test_member_is_ejected_from_its_own_page(browser: "Browser", run: ShownRun) -> None:
     client_id = run.clients[1].client_id
     async with opened(browser) as (page, _):

@@ -106,6 +106,7 @@ async def in_two_rows(route: "Route") -> None:
     await route.continue_(url=route.request.url.replace("points=512", "points=2"))
 
 
+@pytest.mark.nightly
 async def test_zoom_shows_each_round_where_rows_stand_for_several(browser: "Browser", watched: Watched) -> None:
     async with opened(browser) as (page, _):
         await page.route("**/history?points=512", in_two_rows)

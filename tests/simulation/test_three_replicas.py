@@ -186,6 +186,7 @@ def test_seed_of_three_replicas_plays_the_same_run_again() -> None:
     assert played(3, lasting=4, passing=2, steps=3) == played(3, lasting=4, passing=2, steps=3)
 
 
+@pytest.mark.nightly
 @thinned("stays", [True, False], kept=1)
 def test_members_behind_a_balancer_are_never_taken_for_silent(stays: bool, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "epochal.coordinator")

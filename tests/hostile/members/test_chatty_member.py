@@ -58,6 +58,7 @@ async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_pat
         assert (await honest.send("POST", "/checkpoints", claim)).is_success
 
 
+@pytest.mark.nightly
 async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path: Path) -> None:
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
         chatty, honest = WireClient(run, 1), WireClient(run, 2)

@@ -503,6 +503,7 @@ async def test_doctor_says_first_what_the_run_may_use() -> None:
     assert "credentials: sent to store.example" in first["found"]
 
 
+@pytest.mark.nightly
 async def test_client_says_first_what_the_run_may_use() -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     options = ("--reconnect", "1", "--allow-network", "10.0.0.0/8", "--credentials-for", "store.example")

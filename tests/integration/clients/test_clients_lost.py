@@ -23,6 +23,7 @@ async def take_rounds_until(hand: ByHand, client_id: ClientId, *, present: bool)
         document = await hand.take_round(document)
 
 
+@pytest.mark.nightly
 @thinned("phase", [RunState.COOLDOWN, RunState.WARMUP, RunState.ROUND_TRAIN, RunState.ROUND_WITNESS], kept=1)
 async def test_client_killed_in_a_phase_is_dropped_and_the_run_finishes(tmp_path: Path, phase: RunState) -> None:
     client_count, steps = (1, 1) if phase is RunState.COOLDOWN else (2, 6)

@@ -102,8 +102,8 @@ SPARSE = {"codec": "sparse", "error_feedback": True, "mean": "senders", "outer_l
     [
         pytest.param(SLOW, [TWO_BITS], "int2", id="long-uploads"),
         pytest.param("4 x 1gbit/1gbit 1ms 100k tokens/s", [TWO_BITS], "int4", id="short-uploads"),
-        pytest.param(SLOW, [SPARSE], "int4", id="loses-much"),
-        pytest.param(SLOW, [{"codec": "int8"}], "int4", id="trains-less"),
+        pytest.param(SLOW, [SPARSE], "int4", id="loses-much", marks=pytest.mark.nightly),
+        pytest.param(SLOW, [{"codec": "int8"}], "int4", id="trains-less", marks=pytest.mark.nightly),
         pytest.param(SLOW, [], "int4", id="none"),
     ],
 )
@@ -117,6 +117,7 @@ def test_smaller_codec_is_taken_where_it_lets_clients_train_more(
     assert (proposal.plan.loss or 2) <= MOST_LOSS
 
 
+@pytest.mark.nightly
 def test_codec_is_int4_where_it_is_asked_for_or_results_are_repeated(tmp_path: Path) -> None:
     slow = ("--model", "llama-6m", "--seq-len", "64", "--clients", SLOW)
     for options, codec in (((), "int2"), (("--codec", "int4"), "int4"), (("--verify", "5"), "int4")):

@@ -64,6 +64,7 @@ def test_client_of_a_transformer_has_its_trainer_and_the_invitation(tmp_path: Pa
     assert " --trainer torch --invitation " in client
 
 
+@pytest.mark.nightly
 def test_run_whose_data_only_this_machine_reaches_says_so(tmp_path: Path) -> None:
     (tmp_path / "tokens.bin").write_bytes(bytes(20_000))
     made = ("init", "--data", str(tmp_path), "--seq-len", "64")

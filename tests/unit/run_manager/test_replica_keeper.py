@@ -38,6 +38,7 @@ def digests_of(client: SimulatedClient) -> dict[int, Blake3]:
     return {event.step: event.replica_digest for event in client.of(ReplicaHeld)}
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_newcomer_mid_epoch_rebuilds_from_checkpoint_and_outcomes() -> None:
     async with simulated_run(state_file(config__total_steps=40), seed=0) as run:

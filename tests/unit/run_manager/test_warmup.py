@@ -146,6 +146,7 @@ async def test_warmup_does_not_wait_for_a_client_that_was_killed_before_it() -> 
         assert run.coordinator.document.round.roster_count == 2
 
 
+@pytest.mark.nightly
 @in_virtual_time
 async def test_client_that_slept_through_a_warmup_is_taken_back() -> None:
     state = _epochs_of_30_s(config__total_steps=55, config__client_timeout_s=600)

@@ -164,6 +164,7 @@ async def test_stream_ends_when_its_time_is_over(
         assert (await viewer.next()) is None
 
 
+@pytest.mark.nightly
 async def test_viewer_that_does_not_read_is_dropped_and_told(
     monkeypatch: pytest.MonkeyPatch, run: tuple[Served, list[WireClient]]
 ) -> None:

@@ -145,6 +145,7 @@ TURN_S = 30 + 60 + 10 + 5
 """Bound of a turn: Warmup, RoundTrain, RoundWitness of `state_file()`, and the seconds between them."""
 
 
+@pytest.mark.nightly
 @given(
     made_up=st.lists(st.sampled_from("abcdefghijklmnopqrst"), max_size=20),
     before=st.integers(0, 8),

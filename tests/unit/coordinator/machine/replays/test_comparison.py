@@ -74,7 +74,7 @@ def test_result_that_points_elsewhere_is_flagged_the_second_time_running() -> No
     assert "cosine 0.04, where 0.5 was usual" in told.reason
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.floats(0.9, 1), st.sets(st.sampled_from(NUMBERS)))
 def test_nobody_is_flagged_where_all_are_alike(cosine: float, copies: set[int]) -> None:
     """As at a run's beginning, when every result points the same way."""
@@ -83,7 +83,7 @@ def test_nobody_is_flagged_where_all_are_alike(cosine: float, copies: set[int]) 
     assert compared(driver, **alike) == []
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(st.lists(st.tuples(*[st.floats(-1, 1)] * 3), min_size=4, max_size=4))
 def test_likeness_convicts_nobody(figures: list[tuple[float, float, float]]) -> None:
     driver = trusted()

@@ -68,7 +68,7 @@ def test_a_result_that_lowers_the_loss_begins_the_count_anew() -> None:
         play_scored(driver, {})
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.lists(st.floats(-1, 0), min_size=3, max_size=9))
 def test_where_most_results_raise_the_loss_nobody_is_blamed(gains: list[float]) -> None:
     """As after a learning rate that is too high, or with held-out data of another kind."""

@@ -34,6 +34,7 @@ async def published(run: SimulatedRun, folder: Path) -> str:
     return str(folder / "out")
 
 
+@pytest.mark.nightly
 async def test_outsider_finds_the_liar_and_nobody_else(tmp_path: Path) -> None:
     state = small_state(8, merge__codec="int4", merge__norm_limit=0.0, **RESET)
     async with simulated_run(state, seed=5) as run:
