@@ -122,13 +122,12 @@ $(SUPPLY)/.installed: constraints.txt
 	@touch $@
 
 # torch is no part of it: each kind of machine has another file of it, and it brings its own libraries.
-# lm_eval brings some thirty packages for its metrics, some of them without a wheel.
-WITHOUT := torch; python_version < "3"\nlm_eval; python_version < "3"
+WITHOUT := torch; python_version < "3"
 UPGRADE := --upgrade
 
 constraints:  ## pin what CI and the image install, by hash, to the newest that fits: UPGRADE="-P NAME" only one
 	@test -x $(SUPPLY)/bin/uv || $(MAKE) $(SUPPLY)/.installed
-	printf '$(WITHOUT)\n' | $(SUPPLY)/bin/uv pip compile pyproject.toml --all-extras --group ci --group supply $(UPGRADE) \
+	echo '$(WITHOUT)' | $(SUPPLY)/bin/uv pip compile pyproject.toml --all-extras --group ci --group supply $(UPGRADE) \
 	  --universal --python-version 3.11 --generate-hashes --no-annotate --overrides /dev/stdin --quiet \
 	  --custom-compile-command 'make constraints' --output-file constraints.txt
 

@@ -1,4 +1,4 @@
-"""`constraints.txt` pins, by hash, every dependency of `pyproject.toml` but torch and lm_eval, as that allows it."""
+"""`constraints.txt` pins, by hash, every dependency that `pyproject.toml` names, but torch, as it allows it."""
 
 import json
 import re
@@ -29,8 +29,8 @@ MACHINES = [
     for version in ("3.11", "3.12", "3.13")
     for machine in ("x86_64", "aarch64")
 ]
-UNPINNED = {"torch", "lm-eval"}
-"""Of torch, each kind of machine installs another file, with libraries of its own; lm_eval brings thirty packages."""
+UNPINNED = {"torch"}
+"""Of torch, each kind of machine installs another file, with libraries of its own."""
 
 
 @cache

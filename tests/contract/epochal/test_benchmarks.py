@@ -51,8 +51,7 @@ CHOICE = {"kind": "multiple_choice", "target": "answer", "rest": 'doc_to_choice:
 
 @pytest.fixture(autouse=True)
 def lm_eval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if importlib.util.find_spec("lm_eval") is None:
-        pytest.skip("needs lm_eval, which constraints.txt does not pin")
+    need_module("lm_eval")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "datasets"))
 
 
