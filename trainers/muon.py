@@ -2,7 +2,7 @@
 
 The rule is that of `torch.optim.Muon` (https://kellerjordan.github.io/posts/muon/) with its step length
 `match_rms_adamw`. That class iterates in bfloat16 everywhere, for which most processors have no instructions: a step of
-a small model takes forty times as long there. Here the precision of the iteration is the caller's choice.
+a matrix of 96 x 96 takes twelve times as long on one of these, one of 256 x 256 thirty times. Here the caller chooses.
 """
 
 import math
