@@ -49,7 +49,7 @@ _Rows: TypeAlias = tuple[tuple[str, str, Callable[[_Seen], float | None]], ...]
 _GAUGES: _Rows = (
     ("run_document_version", "Version of the published run document.", lambda seen: seen.status.version),
     ("run_epoch", "Number of the epoch.", lambda seen: seen.status.epoch),
-    ("run_step", "The next step to be applied.", lambda seen: seen.status.step),
+    ("run_step", "Steps that are done.", lambda seen: min(seen.status.step - 1, seen.status.total_steps)),
     ("run_members", "Clients that are members.", lambda seen: seen.status.member_count),
     ("run_members_ready", "Members that hold the model and the data.", lambda seen: seen.status.ready_count),
     ("run_members_resting", "Members without work because they missed rounds.", lambda seen: seen.status.resting_count),

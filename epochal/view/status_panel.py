@@ -24,6 +24,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60
 MAX_SHOWN_MEMBERS = 12
 MAX_SHOWN_FAILURES = 3
+MAX_SHOWN_MISSES = 4
 MAX_SHOWN_EVALUATIONS = 8
 MAX_SHOWN_SENTENCES = 8
 """Maximum number of sentences on the verification of results."""
@@ -97,6 +98,10 @@ def status_parts(
     yield from rounds
     if status.members:
         yield _members(status.members, status.member_count, most_members)
+        for member in _by_misses(status.members)[:MAX_SHOWN_MISSES]:
+            if member.missed:
+                missed = f"{member.name or member.client_id[:12]} missed {counted(member.missed, 'round')}"
+                yield Text(visible(f"{missed}, lastly because {member.last_miss}"), style="dim")
     if status.verification is not None:
         for number, sentence in enumerate(status.verification.sentences[:MAX_SHOWN_SENTENCES]):
             is_bad = status.verification.convicted or (not number and not status.verification.verifiers)
@@ -209,13 +214,17 @@ def _failed_data(status: RunStatus) -> list[RenderableType]:
     return shown
 
 
+def _by_misses(members: Sequence[MemberFigures]) -> list[MemberFigures]:
+    return sorted(members, key=lambda member: -member.missed)
+
+
 def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     has_missed = any(member.missed for member in members)
     has_waits = any(member.data_wait is not None for member in members)
     waits_column = ("waits for data",) * has_waits
     gpu_column = ("GPU",) * any(member.gpu_utilisation is not None for member in members)
-    missed_columns = ("missed", "why") * has_missed
+    missed_columns = ("missed",) * has_missed
     names_column = ("name",) * any(member.name for member in members)
     has_parts = any(member.part or member.factor is not None for member in members)
     part_column = ("part",) * has_parts
@@ -234,10 +243,10 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
     )
     for column in (*columns, *missed_columns):
         least = min(UNBROKEN_NAME_CHARS, max((len(member.name) for member in members), default=0))
-        is_wrapped = column in ("name", "waits for data", "GPU", "why")
+        is_wrapped = column in ("name", "waits for data", "GPU")
         min_width = least if column == "name" else len("waits") if is_wrapped else None
         table.add_column(column, no_wrap=not is_wrapped, overflow="fold", min_width=min_width)
-    for member in sorted(members, key=lambda member: -member.missed)[:most]:
+    for member in _by_misses(members)[:most]:
         state = "in round" if member.in_roster else "ready" if member.ready else "preparing"
         if member.ahead_step is not None:
             state = f"trains ahead, step {member.ahead_step}"
@@ -247,7 +256,7 @@ def _members(members: Sequence[MemberFigures], total: int, most: int) -> Table:
         heard = f"{member.silent_s:.0f} s ago"
         share = f"{member.share:g}" + (f", {member.claim} at most" if member.claim < MAX_SHARE else "")
         trainer = (Text(visible(member.trainer)),) * len(trainer_column)
-        missed = (str(member.missed), Text(visible(member.last_miss))) if member.missed else ()
+        missed = (str(member.missed),) if member.missed else ()
         waits = ("" if member.data_wait is None else f"{member.data_wait:.0%}",) * has_waits
         name = (Text(visible(member.name)),) * len(names_column)
         lowered = "" if member.factor is None else f", counted × {member.factor:.2g}"

@@ -321,6 +321,9 @@ def _sentence(
     for part in parts:
         kinds[part.kind] += part.share
     trains = f"training takes {_percent(kinds['train'])} of the time"
+    lost = sum(detail.figures.lost_batches for detail in details)
+    batches = sum(detail.figures.batches for detail in details)
+    loses = lost >= LOST_SHARE * max(1, batches)
     if cause is not None and cause.share >= NAMED_CAUSE_SHARE:
         said = _cause(cause, parts, details, clients) + ("" if cause.kind == "train" else f"; {trains}")
     elif kinds["train"] >= GOOD_SHARE:
@@ -328,12 +331,14 @@ def _sentence(
     else:
         others = sorted((kind for kind in kinds if kind != "train"), key=lambda kind: (-kinds[kind], kind))
         listed = ", ".join(f"{_NOUNS[kind]} {_percent(kinds[kind])}" for kind in others[:MAX_LISTED_KINDS])
-        said = f"{_capital(trains)}, {listed}: with more local_steps it takes a larger part"
-    lost = sum(detail.figures.lost_batches for detail in details)
-    batches = sum(detail.figures.batches for detail in details)
-    if (cause is None or cause.kind != "empty") and lost >= LOST_SHARE * max(1, batches):
+        said = f"{_capital(trains)}, {listed}: {_MORE_IN_TIME if loses else _MORE_STEPS}"
+    if (cause is None or cause.kind != "empty") and loses:
         said += f"; {_percent(lost / batches)} of the batches were lost and are trained again"
     return said + "."
+
+
+_MORE_STEPS = "with more local_steps it takes a larger part"
+_MORE_IN_TIME = "with a longer max_round_train_time, or fewer batches in a round, less is lost"
 
 
 def _capital(text: str) -> str:

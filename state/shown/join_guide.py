@@ -81,6 +81,7 @@ class JoinRoom(WireDocument):
         clients: number of clients with which this was computed.
         download_bytes: size of the checkpoint that a newcomer downloads.
         result_bytes: size of what a client uploads in each round, without a header of a few KiB.
+        update_bytes: size of what it downloads in each round, likewise.
         base_bytes: size of the files of an adapter's base, which take as much memory unless they are quantised.
     """
 
@@ -90,6 +91,7 @@ class JoinRoom(WireDocument):
     clients: Count
     download_bytes: Count
     result_bytes: Count
+    update_bytes: Count
     base_bytes: Count = 0
 
 
@@ -221,6 +223,7 @@ def room_of(
         clients=clients,
         download_bytes=checkpoint_bytes,
         result_bytes=result_bytes,
+        update_bytes=codec_named(merge.update_codec).encoded(layout).size_bytes,
         base_bytes=base_bytes,
     )
 

@@ -74,23 +74,23 @@ class Situation:
 
 def waiting_words(now: Situation) -> str:
     """Return what a run waits for, without its name and without a time: "waits for …"."""
-    words = _words(now) + _silence(now)
+    words = _words(now)
     if now.ahead:
         words += (
             f", while {now.ahead} client{' trains' if now.ahead == 1 else 's train'} ahead, for step {now.step + 1}"
         )
     ends_in_pause = now.pausing and now.phase in PAUSABLE_PHASES
-    return f"{words}, and then pauses, as its operator asked" if ends_in_pause else words
+    return words + (", and then pauses, as its operator asked" if ends_in_pause else "") + _silence(now)
 
 
 def _silence(now: Situation) -> str:
     if not now.silent:
         return ""
-    shown = ", ".join(
-        f"{name} (for {seconds:.0f} s, gone in {max(0.0, now.client_timeout_s - seconds):.0f} s)"
+    return "".join(
+        f"; {name} has been silent for {seconds:.0f} s and counts as gone in "
+        f"{max(0.0, now.client_timeout_s - seconds):.0f} s"
         for name, seconds in now.silent
     )
-    return f"; {shown} {'has' if len(now.silent) == 1 else 'have'} not been heard"
 
 
 def _words(now: Situation) -> str:

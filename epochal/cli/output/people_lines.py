@@ -19,12 +19,12 @@ DIGEST_CHARS = 12
 """Number of characters that are shown of a digest or a key."""
 MANY = 10_000
 """Numbers from here on are shown whole, without a fraction."""
-_DIGEST = re.compile(r"[0-9a-f]{32,128}")
+_DIGEST = re.compile(r"(?<!/)\b[0-9a-f]{32,128}")
 _ROUND_PHASES = frozenset(phase.value for phase in ROUND_PHASES)
 
 
 def short(value: Any) -> str:
-    """Return a field for people: four digits of a fraction, and the beginning of a digest."""
+    """Return a field for people: four digits of a fraction, and the beginning of a digest; an address is whole."""
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= MANY else f"{value:.4g}"
     return _DIGEST.sub(lambda found: f"{found[0][:DIGEST_CHARS]}…", str(value))

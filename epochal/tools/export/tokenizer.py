@@ -62,7 +62,7 @@ def find_tokenizer(view: RunView, place: str | None, otherwise: str = f"--tokeni
             check_identity(files[TOKENIZER_FILE], source.place, view.state.model.LLM.tokenizer, otherwise)
         return FoundTokenizer(files, f"tokenizer: {', '.join(files)} of {source.place}")
     if place is not None:
-        raise InvalidInput(f"--tokenizer {place}: there is no tokenizer")
+        raise InvalidInput(f"--tokenizer {place}: there is no tokenizer; allowed: a folder that holds one, not a file")
     return FoundTokenizer(said=f"no tokenizer: {source.place} has none; --tokenizer names one")
 
 

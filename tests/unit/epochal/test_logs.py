@@ -90,6 +90,9 @@ def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
         record("something", with_={"replica_digest": "4c10" * 16}, expires_s=1795552358.4865272, rest_s=1 / 3)
     )
     assert line.endswith("with_={'replica_digest': '4c104c104c10…'} expires_s=1795552358 rest_s=0.3333")
+    page = f"http://host/#/member/{'9f' * 16}"
+    line = TextFormatter(for_people=True).format(record("something", page=page))
+    assert line.endswith(page), "an address that is cut leads nowhere"
 
 
 @pytest.mark.parametrize(

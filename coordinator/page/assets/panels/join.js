@@ -68,7 +68,6 @@ function roomWords(guide) {
   if (room === null) {
     return [["Memory and disk", "Not known yet: the run has no first checkpoint."]];
   }
-  const others = Math.max(0, room.clients - 1);
   const limit = guide.spool_limit_bytes;
   return [
     ["Memory", `${bytes(room.trainer_bytes)} for the model's ${whole(room.parameter_count)} parameters, their gradients and the `
@@ -77,7 +76,7 @@ function roomWords(guide) {
     ["Disk", `${bytes(room.spool_bytes)} for temporary files with ${counted(room.clients, "client")} in a round (--spool names their folder)`
       + (limit === null ? "." : `; the run allows ${bytes(limit)}.`)],
     ["Network", `${bytes(room.download_bytes)} to download once; then in each round ${bytes(room.result_bytes)} up and `
-      + `${bytes(others * room.result_bytes)} down.`],
+      + `${bytes(room.update_bytes)} down.`],
   ];
 }
 

@@ -36,11 +36,12 @@ def test_silent_members_are_named_with_when_they_count_as_gone() -> None:
     driver.next_round()
     heard_s = {client(1): 20.0, client(2): 14.0}
     said = waiting_words(situation_of(driver.run, None, heard_s.__getitem__))
-    assert said.endswith(f"; {short(1)} (for 20 s, gone in 10 s) has not been heard")
+    assert said.endswith(f"; {short(1)} has been silent for 20 s and counts as gone in 10 s")
     heard_s[client(2)] = 25.0
     said = waiting_words(situation_of(driver.run, None, heard_s.__getitem__))
     assert said.endswith(
-        f"; {short(2)} (for 25 s, gone in 5 s), {short(1)} (for 20 s, gone in 10 s) have not been heard"
+        f"; {short(2)} has been silent for 25 s and counts as gone in 5 s"
+        f"; {short(1)} has been silent for 20 s and counts as gone in 10 s"
     )
 
 

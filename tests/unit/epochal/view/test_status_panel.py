@@ -143,12 +143,14 @@ def test_status_shows_who_rests_and_for_what() -> None:
     status = status_of(14, None)
     resting = replace(status.members[0], missed=3, rest_s=9.6, last_miss="its result was late\x1b")
     status = replace(status, members=(*status.members[1:], resting), resting_count=1)
-    console = Console(file=StringIO(), width=140, record=True)
-    console.print(status_panel(status))
-    shown = console.export_text()
-    assert "rests 10 s" in shown
-    assert "3, 4 at most" in shown
-    assert "its result was late\\x1b" in shown
+    for width in (80, 140):
+        console = Console(file=StringIO(), width=width, record=True)
+        console.print(status_panel(status))
+        shown = console.export_text()
+        assert "rests 10 s" in shown
+        assert "3, 4 at most" in shown
+        assert "missed 3 rounds, lastly because its result was late\\x1b" in " ".join(shown.split())
+        assert not [line for line in shown.splitlines()[1:-1] if not line.strip(" │")], "no empty lines"
     assert "clients 14/14 resting 1 " in status_line(status)
 
 

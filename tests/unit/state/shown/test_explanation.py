@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 from epochal.state.phase_names import RunState
-from epochal.state.shown.critical_path import Pause, critical_path, path_of, pauses_of
+from epochal.state.shown.critical_path import PartKind, Pause, critical_path, path_of, pauses_of
 from epochal.state.shown.explanation import (
     MAX_EXPLAINED_ROUNDS,
     NO_TIME,
     NOTHING_YET,
+    TimePart,
+    _sentence,
     explained,
     said_of,
 )
@@ -135,6 +137,17 @@ def test_waiting_in_vain_names_who_does_not_deliver_and_why() -> None:
     assert f"91 % of the time the others wait in vain for client {client(2)[:12]}, of which nothing usable" in said
     assert "lastly because: unavailable: the disk� is away" in said
     assert said.endswith("50 % of the batches were lost and are trained again.")
+
+
+def test_more_local_steps_are_no_advice_where_batches_are_lost() -> None:
+    """Rounds whose time was over before results came: longer ones lose less, more work in each loses more."""
+    shares: dict[PartKind, float] = {"train": 0.56, "data": 0.09, "missing": 0.09, "merge": 0.09, "encode": 0.09}
+    parts = [TimePart(kind, None, "", 60 * share, share, None) for kind, share in shares.items()]
+    whole = rounds(figures_of_client(1), lost_batches=0, batches=4)
+    assert _sentence(whole, parts, None, ()).endswith("with more local_steps it takes a larger part.")
+    lossy = _sentence(rounds(figures_of_client(1), lost_batches=2, batches=4), parts, None, ())
+    assert "with a longer max_round_train_time, or fewer batches in a round, less is lost; 50 % of the batches" in lossy
+    assert "local_steps" not in lossy
 
 
 def test_empty_rounds_epochs_and_outages_are_said() -> None:
