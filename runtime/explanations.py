@@ -64,7 +64,7 @@ class Explanation:
 @cache
 def explanations() -> dict[str, Explanation]:
     """Return every explanation by its kind, in the order of the file."""
-    groups = tomllib.loads(files("runtime").joinpath("explanations.toml").read_text(encoding="utf-8"))
+    groups = tomllib.loads(files("epochal.runtime").joinpath("explanations.toml").read_text(encoding="utf-8"))
     return {
         kind: Explanation(kind, group, entry["means"], entry["do"], entry.get("usual", False))
         for group, entries in groups.items()

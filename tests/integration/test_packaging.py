@@ -111,6 +111,13 @@ def test_installed_names_are_those_of_the_wheel_and_hidden_by_no_file(installed:
     run_in(own_folder, installed, "-c", EVERY_NAME)
 
 
+def test_installed_program_finds_its_own_files(installed: Path, tmp_path: Path) -> None:
+    """Outside the repository, whose folders hide that a name is only there."""
+    assert run_in(tmp_path, installed, "-m", "epochal", "explain", "invalid-input").startswith("invalid-input (")
+    page = "from epochal.coordinator.page.page_files import page_files; print(len(page_files()))"
+    assert int(run_in(tmp_path, installed, "-c", page)) > 10
+
+
 @pytest.mark.nightly
 def test_notebook_trains_with_the_users_own_trainer(installed: Path, own_folder: Path) -> None:
     assert run_in(own_folder, installed, "-c", NOTEBOOK).split("\n")[-2] == "[1, 2]"
