@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+RUNS := $(VENV)/.runs
 STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE  # each worker and process of the tests would compile the modules again
 
@@ -12,20 +13,25 @@ unexport PYTHONDONTWRITEBYTECODE  # each worker and process of the tests would c
 help:  ## show this
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 22
 
-$(STAMP): pyproject.toml
+$(RUNS): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Epochal needs Python 3.11 or newer; set PYTHON=…")'
-	@echo 'making $(VENV), an environment for development'
+	@echo 'making $(VENV), an environment of its own'
 	@$(PYTHON) -m venv $(VENV)
 	@echo 'bringing its pip up to date'
 	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@echo 'installing Epochal from this folder and its tools for development: a minute or more, the first time'
+	@echo 'installing Epochal from this folder: half a minute, the first time'
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(STAMP): $(RUNS)
+	@echo 'installing the tools for development: a minute, the first time'
 	@$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@echo 'ready: $(BIN)/epochal, and `make` lists what else there is'
 	@touch $@
 
 setup: $(STAMP)  ## create .venv with everything that development needs
 
-demo: $(STAMP)  ## a real training run on this machine: coordinator, data server, clients
+demo: $(RUNS)  ## a real training run on this machine: coordinator, data server, clients
 	$(BIN)/epochal up
 
 quick: $(STAMP)  ## while one works: lint, types of the changed modules, the unit tests that the change concerns
