@@ -72,12 +72,15 @@ def test_targets_that_a_page_names_are_in_the_makefile(page: str) -> None:
     ],
 )
 def test_target_does_what_the_pages_say_and_sets_up_all(target: str, recipe: str) -> None:
-    found = re.search(rf"^{target}: \$\(STAMP\).*(?:\n\t.*)*", MAKEFILE, re.MULTILINE)
+    needs = "RUNS" if target == "demo" else "STAMP"
+    found = re.search(rf"^{target}: \$\({needs}\).*(?:\n\t.*)*", MAKEFILE, re.MULTILINE)
     assert found is not None
     assert recipe in found[0]
-    (setting_up,) = re.findall(r"^\$\(STAMP\): .*(?:\n\t.*)*", MAKEFILE, re.MULTILINE)
-    assert "-m venv" in setting_up
-    assert "--editable '.[dev]'" in setting_up
+    (making,) = re.findall(r"^\$\(RUNS\): .*(?:\n\t.*)*", MAKEFILE, re.MULTILINE)
+    assert "-m venv" in making
+    assert "--editable .\n" in making
+    (adding,) = re.findall(r"^\$\(STAMP\): \$\(RUNS\)\n(?:\t.*\n?)*", MAKEFILE, re.MULTILINE)
+    assert "--editable '.[dev]'" in adding
 
 
 def test_site_has_a_search() -> None:
