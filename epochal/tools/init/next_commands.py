@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 from epochal.cli.options.shared import RUNS_FOLDER
+from epochal.state.config.data_location import Server
 from epochal.state.config.state_file import StateFile
 from epochal.state.shown.join_guide import data_of, trainer_named
 
@@ -27,7 +28,8 @@ def next_commands(
         state_path, data_path: the run's files, of which the second is None without a data server.
         invitation: the code with which a client joins; None without one.
     """
-    data, _ = data_of(state.model.LLM.data_location)
+    location = state.model.LLM.data_location
+    data, _ = data_of(location)
     is_away = data.kind == "server" and not data.loopback
     host = data.places[0].rpartition(":")[0] if is_away else THIS_MACHINE
     files = [str(state_path), *(() if data_path is None else ("--data-config", str(data_path)))]
@@ -38,6 +40,9 @@ def next_commands(
         joining = ["--insecure"] if data.insecure else []
         if not data.insecure:
             listening, scheme = ["--host", "0.0.0.0", "--tls-cert", "cert.pem", "--tls-key", "key.pem"], "https"
+    elif isinstance(location, Server) and location.tls:  # of a certificate that this machine has made for itself
+        listening, scheme, host = ["--tls-cert", "cert.pem", "--tls-key", "key.pem"], "https", location.addresses[0][0]
+        joining = ["--tls-ca", "cert.pem"]
     joining += ["--trainer", trainer] if trainer != "numpy" else []
     if data.own:  # a mix is beside the files that it names
         place = Path(data.places[0])

@@ -33,6 +33,11 @@ def state_served_at(address: str) -> StateFile:
             "https://a.example:8000 --key me.key --new-key",
         ),
         (
+            "tls://localhost:39405",
+            " --tls-cert cert.pem --tls-key key.pem",
+            "https://localhost:8000 --key me.key --new-key --tls-ca cert.pem",
+        ),
+        (
             "a.example:39405",
             " --host 0.0.0.0 --insecure",
             "http://a.example:8000 --key me.key --new-key --insecure",
