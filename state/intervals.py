@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Self, TypeVar
 
-from annotated_types import Ge, Le
+from pydantic import Field
 
 from epochal.state.errors import InvalidInput
 from epochal.state.wire_document import WireDocument
@@ -28,8 +28,8 @@ class Interval(WireDocument):
 
     noun: ClassVar[str] = "interval"
 
-    start: Annotated[int, Ge(0), Le(MAX_INDEX)]
-    end: Annotated[int, Ge(0), Le(MAX_INDEX)]
+    start: Annotated[int, Field(ge=0, le=MAX_INDEX)]
+    end: Annotated[int, Field(ge=0, le=MAX_INDEX)]
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end <= MAX_INDEX:

@@ -54,7 +54,7 @@ async def test_command_is_what_the_client_takes(browser: "Browser", inviting: Se
         words = await command(page)
         address = str(inviting.http.base_url).rstrip("/")
         assert words[:3] == ["epochal", "client", address]
-        expected = {"--trainer": "numpy", "--invitation": CODE, "--name": "lab 1", "--key": "epochal.key"}
+        expected = {"--trainer": "numpy", "--invitation": CODE, "--name": "lab 1", "--key": "me.key"}
         assert {name: words[words.index(name) + 1] for name in expected} == expected
         assert {"--new-key", "--insecure"} <= set(words)
         ran = CliRunner().invoke(app, [*words[1:], "--help"])

@@ -66,6 +66,13 @@ _SENTENCES: Mapping[str, _Sentence] = {
     "dataset opened": lambda fields: (
         f"data: {counted(fields['sequences'], 'sample')} in {counted(fields['files'], 'file')}"
     ),
+    "coordinator_pinned": lambda fields: f"the coordinator's key is kept in {fields['file']}",
+    "trainer_opened": lambda fields: f"the trainer is open, after {short(fields['opening_s'])} s",
+    "replica_held": lambda fields: f"holds the model of step {fields['step']}",
+    "became_ready": lambda fields: f"ready with the model of step {fields['step']}",
+    "waits": lambda fields: f"waits for {fields['for']}",
+    "takes_no_part_for_now": lambda fields: f"takes no part for now: {fields['reason']}",
+    "takes_part_again": lambda _: "takes part again",
 }
 _SAID_OTHERWISE = frozenset(
     {"attested", "first_checkpoint_made", "data server listens", "blobs_swept", "recorded_blobs_swept"}

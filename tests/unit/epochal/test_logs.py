@@ -111,6 +111,21 @@ def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
         ),
         ("phase_changed", {"before": "Warmup", "after": "RoundTrain", "reason": "why"}, "Warmup → RoundTrain: why"),
         ("dataset opened", {"sequences": 2000, "files": 1, "fingerprint": "f" * 64}, "data: 2,000 samples in 1 file"),
+        (
+            "coordinator_pinned",
+            {"coordinator_key": "ab" * 32, "file": "me.known"},
+            "the coordinator's key is kept in me.known",
+        ),
+        ("trainer_opened", {"opening_s": 1.23456}, "the trainer is open, after 1.235 s"),
+        (
+            "replica_held",
+            {"step": 4, "replica_digest": "ab" * 32, "origin": "checkpoint"},
+            "holds the model of step 4",
+        ),
+        ("became_ready", {"step": 4}, "ready with the model of step 4"),
+        ("waits", {"for": "members: 1 of 2"}, "waits for members: 1 of 2"),
+        ("takes_no_part_for_now", {"reason": "it is not idle"}, "takes no part for now: it is not idle"),
+        ("takes_part_again", {}, "takes part again"),
     ],
 )
 def test_what_happened_is_a_sentence_at_a_terminal(name: str, fields: dict[str, Any], sentence: str) -> None:

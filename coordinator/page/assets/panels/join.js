@@ -6,7 +6,7 @@ import { bytes, counted, visible, whole } from "../format.js";
 import { CERTIFICATE_FILE, INSTALL, INSTALL_NOTE } from "../words.js";
 
 const ASK_EVERY_MS = 30_000;
-const KEY_FILE = "epochal.key";
+const KEY_FILE = "me.key";
 const LOOPBACK = /^(localhost|127\.\d+\.\d+\.\d+|\[::1\])$/;
 
 /** Return the words of the command that joins a run, as a shell takes them. */
