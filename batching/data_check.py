@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from epochal.batching.chunking.datum_records import DatumCounts
 from epochal.batching.packing.packed_batches import Packing
 from epochal.data_providers.encoding import TokenEncoding, encoding_problems, mixed_tokenizers
 from epochal.data_providers.fetcher import check_vocabulary
@@ -25,8 +26,10 @@ from epochal.data_providers.protocol import (
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, run_bounded
 from epochal.data_providers.tcp.data_client import TcpDataProvider
+from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, TrainerFailed
 from epochal.state.intervals import DataIds
@@ -40,6 +43,11 @@ MAX_PLACE_SAMPLES = 32
 SYSTEMATIC_PLACES = 2
 """Number of places with tokens outside the vocabulary from which on the dataset is refused as a whole."""
 _LARGEST_TOKEN_BYTES = 4
+ADVICE = (
+    "Encode the data for the run's model (the embedded one reads bytes, 0 to 255), name the right ones, or correct the "
+    "size of a token (docs/data-providers.md, Vocabulary)"
+)
+IMAGES_ADVICE = "Correct the records (docs/data-providers.md, Text and images), or name the right data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +60,7 @@ class DataNeeds:
         packing: packs the run's samples; None if each sample is a row.
         timeout_s: seconds for the answer of one place.
         tokenizer: SHA-256 of the run's tokenizer, in hex; None if the run names none.
+        advice: what to do about data that the model cannot take.
     """
 
     sequence_length: int
@@ -59,13 +68,14 @@ class DataNeeds:
     packing: Packing | None
     timeout_s: float
     tokenizer: str | None = None
+    advice: str = ADVICE
 
     @classmethod
     def of(cls, state: StateFile, vocabulary: int | None, packing: Packing | None) -> "DataNeeds":
         """Return the needs of the run of a state file."""
-        return cls(
-            state.model.LLM.max_seq_len, vocabulary, packing, state.client.fetch_timeout_s, state.model.LLM.tokenizer
-        )
+        llm, timeout_s = state.model.LLM, state.client.fetch_timeout_s
+        advice = IMAGES_ADVICE if llm.data_type is DataType.MULTIMODAL else ADVICE
+        return cls(llm.max_seq_len, vocabulary, packing, timeout_s, llm.tokenizer, advice)
 
 
 @dataclass
@@ -76,11 +86,13 @@ class DataFindings:
         problems: why the run's model cannot be trained on these data.
         notes: what is suspicious, or wrong with a small part.
         largest_token: of the tokens that were inspected; None if there were none.
+        images: content of the samples of text and images that were inspected.
     """
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     largest_token: int | None = None
+    images: DatumCounts = field(default_factory=DatumCounts)
 
     def add(self, other: "DataFindings", name: str) -> None:
         """Take over the findings about one source, called by its name."""
@@ -88,6 +100,7 @@ class DataFindings:
         self.notes += [f"{name}: {note}" for note in other.notes]
         if other.largest_token is not None:
             self.largest_token = max(other.largest_token, self.largest_token or 0)
+        self.images += other.images
 
 
 async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: int = LOOK_BYTES) -> DataFindings:
@@ -172,6 +185,7 @@ class _Look:
         self._unknown: list[str] = []
         self._unreadable: list[str] = []
         self._tokens: list[TokenBatch] = []
+        self._images = DatumCounts()
 
     async def take(self, places: Sequence[DataIds]) -> DataFindings:
         looked_at = 0
@@ -197,7 +211,7 @@ class _Look:
     async def _prepare(self, batch: TokenBatch, place: DataIds) -> None:
         try:
             if self._needs.packing is not None:
-                await self._needs.packing.rehearse(batch, place)
+                self._images += await self._needs.packing.rehearse(batch, place)
             elif batch.is_text:
                 raise CorruptData(
                     'these are records, which are packed; allowed: with model.LLM.data_type = "Finetuning"'
@@ -208,32 +222,30 @@ class _Look:
             self._unknown.append(error.message + self._file_of(error))
 
     def _file_of(self, error: EpochalError) -> str:
-        """Return the file of a message's data index, if the provider reads token files."""
+        """Return the file of a message's data index, if the provider reads token files or records."""
         index = error.context.get("data_index")
-        if index is None or not isinstance(self._provider, LocalDataProvider | RangedDataProvider):
+        if index is None or not isinstance(
+            self._provider, LocalDataProvider | RangedDataProvider | RecordsDataProvider
+        ):
             return ""
         order = self._provider.order
         (extent,) = order.locate(DataIds(index, index))
+        if isinstance(self._provider, RecordsDataProvider):
+            return f"; it is record {extent.sequence + 1} of {order.files[extent.file].name}"
         return f"; it is sequence {extent.sequence} of {order.files[extent.file].name}"
 
     def _judged(self, looked_at: int) -> DataFindings:
         values = [int(batch.input_ids.max()) for batch in self._tokens if batch.input_ids.size]
-        findings = DataFindings(largest_token=max(values, default=None))
+        findings = DataFindings(largest_token=max(values, default=None), images=self._images)
         for found, enough in ((self._unknown, SYSTEMATIC_PLACES), (self._unreadable, looked_at)):
             if not found:
                 continue
             where = f"{found[0]} (wrong at {len(found)} of the {looked_at} places that were inspected)"
             if len(found) >= min(enough, looked_at):
-                findings.problems.append(f"{where}. {ADVICE}")
+                findings.problems.append(f"{where}. {self._needs.advice}")
             else:
                 findings.notes.append(f"{where}; the run sets such batches aside")
         return findings
-
-
-ADVICE = (
-    "Encode the data for the run's model (the embedded one reads bytes, 0 to 255), name the right ones, or correct the "
-    "size of a token (docs/data-providers.md, Vocabulary)"
-)
 
 
 def _places(count: int | None, needs: DataNeeds, budget_bytes: int) -> Iterator[DataIds]:

@@ -9,11 +9,14 @@ the pack that reaches the planned number; a local step that lies within one larg
 
 import itertools
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from epochal.batching.chunking.datum_records import DatumBatch
+from epochal.batching.chunking.datums import Datum
+from epochal.batching.chunking.policies import BYTES, chunked
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from epochal.state.errors import TrainerFailed
@@ -30,11 +33,13 @@ class Example(NamedTuple):
         labels: the token to predict at each position from those before it, `IGNORED_LABEL` for none; None for the
             tokens themselves.
         position_ids: each token's position, for models that know positions; None if they count from 0.
+        datum: the text and the images of a sample of both, and what its loss needs; `tokens` are those of its texts.
     """
 
     tokens: Sequence
     labels: npt.NDArray[np.integer[Any]] | None = None
     position_ids: npt.NDArray[np.integer[Any]] | None = None
+    datum: Datum | None = None
 
     @property
     def predicted(self) -> int:
@@ -80,10 +85,26 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
         )
 
 
+def portions(examples: list[Example]) -> Iterator[list[Example]]:
+    """Yield the examples of a local step as a learner gets them, in order.
+
+    Those with images are cut as requests of training are (`BYTES` in `batching/chunking/policies.py`), so that the
+    images of one portion have a bounded size; the others are one portion.
+    """
+    if any(example.datum is None for example in examples):
+        yield examples
+        return
+    for portion in chunked(examples, lambda example: BYTES.estimate(cast("Datum", example.datum)), BYTES.limits):
+        yield portion.items
+
+
 def examples_of(batch: TokenBatch) -> list[list[Example]]:
     """Return the examples of each sample: one, or its packed documents without the empty ones."""
     if not batch.sample_count:
         return []
+    if isinstance(batch, DatumBatch):
+        parts = zip(np.split(batch.input_ids, batch.offsets[1:-1]), batch.datums, strict=True)
+        return [[Example(tokens, datum=datum)] for tokens, datum in parts]
     if batch.sequence_lengths is None:
         return [[example] for example in _cut(batch, batch.offsets[1:-1])]
     ends = np.cumsum(batch.sequence_lengths, dtype=np.int64)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from epochal.data_providers.next_round_samples import LARGEST_TOKEN_BYTES, AheadSamples, joined
 from epochal.data_providers.protocol import (
     IGNORED_LABEL,
+    MAX_REQUEST_BYTES,
     CorruptData,
     DataProvider,
     OutOfRange,
@@ -30,9 +31,11 @@ from epochal.data_providers.protocol import (
 )
 from epochal.data_providers.waits import WaitTimes, timed_request
 from epochal.runtime.retry import Jitter, RetryPolicy
+from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, FailureKind
 from epochal.state.intervals import BatchId, DataIds, subtract, whole_batches
+from epochal.state.reader_limits import MAX_LINE_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +65,10 @@ class FetchSettings:
     @classmethod
     def of(cls, state: StateFile, data_indices_per_batch: int | None = None) -> "FetchSettings":
         """Return the settings of a run, or the same with batches of another size."""
-        fitting = REQUEST_BYTES // (state.model.LLM.max_seq_len * LARGEST_TOKEN_BYTES)
+        llm = state.model.LLM
+        fitting = REQUEST_BYTES // (llm.max_seq_len * LARGEST_TOKEN_BYTES)
+        if llm.data_type is DataType.MULTIMODAL:
+            fitting = MAX_REQUEST_BYTES // (2 * MAX_LINE_BYTES)  # tokens do not say how large images are
         return cls(
             data_indices_per_batch=data_indices_per_batch or state.config.data_indices_per_batch,
             samples_per_request=max(1, min(fitting, MAX_SAMPLES_PER_REQUEST)),

@@ -69,7 +69,6 @@ from epochal.state.config.data_location import (
     Urls,
     WeightedHttp,
 )
-from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, NotAllowed
 from epochal.state.reader_limits import MAX_MIX_BYTES
@@ -80,7 +79,10 @@ DATA_CONFIG_SUFFIX = ".toml"
 ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL with --data"
 UNPACKED_FOLDER = "unpacked"
 """The folder in a cache's for unpacked files and the places of records."""
-ONLY_PACKED = '{place} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning"'
+ONLY_PACKED = (
+    '{place} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning", or "Multimodal" where '
+    "they hold images"
+)
 
 OpenRegistered: TypeAlias = Callable[[str, DatasetSpec], Awaitable[DataProvider]]
 
@@ -95,7 +97,8 @@ class OpenOptions:
             is no member of the run.
         permissions: what the location may use of this machine: hosts, files, credentials, packages.
         cache: keeps the blocks from HTTP servers and buckets; None keeps nothing.
-        packs: whether samples are packed; then they are JSON records, or rows of parquet files of any length.
+        packs: whether samples are packed, or of text and images; then they are JSON records, or rows of parquet files
+            of any length.
         split: the split to use of a folder of JSON lines or parquet files.
     """
 
@@ -139,7 +142,7 @@ async def open_provider(
         InvalidInput: `override`, or a file that a location names, is wrong, or an extra is missing; the user's fault.
     """
     location, spec = run_data(state, override)
-    packs = state.model.LLM.data_type is DataType.FINETUNING
+    packs = state.model.LLM.data_type.reads_records
     if override is not None:
         permissions = permissions_of_owner(location, permissions)
     else:

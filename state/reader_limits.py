@@ -23,6 +23,16 @@ MAX_ARROW_BATCHES = 2**20
 
 MAX_LINE_BYTES = 8 * 1024**2
 """Size of one line of JSON lines, and of a text or record in a tar file; twice as much in a batch."""
+MAX_IMAGE_BYTES = 5_000_000
+"""Size of an image in a sample, or at a location that a sample names: as much as a request of a training service."""
+MAX_SAMPLE_CHUNKS = 1024
+"""Chunks of text and images in one sample."""
+MAX_SAMPLE_IMAGES = 64
+"""Images of one sample, and locations of images together."""
+MAX_LOCATION_CHARS = 2048
+"""Characters of the location of an image."""
+MAX_LOSS_INPUTS = 16
+"""Arrays that the loss of one sample needs."""
 MAX_LINES = 2**28
 """Records of one file of JSON lines; their places take 16 bytes each."""
 MAX_TAR_HEADER_BYTES = 1024**2

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from functools import partial
 from typing import Any, SupportsFloat
 
-from epochal.batching.micro_batches import MicroBatch, micro_batches
+from epochal.batching.micro_batches import MicroBatch, micro_batches, portions
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import Worker
@@ -111,14 +111,17 @@ class _LocalSteps:
         number, examples = micro_batch
         compute = self._learner.evaluate if self._optimizer is None else self._learner.accumulate
         try:
-            loss = compute(examples, self._proceed)
-            self._found.append((number, LOSS, loss.nats))
-            if self._optimizer is not None and loss.token_count:
-                norm = self._learner.step(self._optimizer, self._plan.learning_rates[number], loss.token_count)
+            token_count = 0
+            for portion in portions(examples):
+                loss = compute(portion, self._proceed)
+                self._found.append((number, LOSS, loss.nats))
+                token_count += loss.token_count
+            if self._optimizer is not None and token_count:
+                norm = self._learner.step(self._optimizer, self._plan.learning_rates[number], token_count)
                 self._found += [] if norm is None else [(number, GRADIENT, norm)]
         except TrainerFailed as error:
             raise self._failed(number, error.message, **error.context) from error
-        self._token_count += loss.token_count
+        self._token_count += token_count
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> tuple[TrainedRound, InnerState]:
         """Return the result, and the optimizer's state after it. Only here numbers of a device are waited for.

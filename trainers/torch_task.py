@@ -11,16 +11,19 @@ import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
+from epochal.batching.chunking.datums import ImageAssetPointerChunk, ImageChunk
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import TRAINER, ModelSpec
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.model.tensors import Tensors
+from epochal.trainers.image_files import read_image
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.packages import TrainerSetup
 from epochal.trainers.torch.devices import is_device_failure, is_out_of_memory, reason_of
@@ -41,11 +44,13 @@ class TorchTask(ABC):
         options: the table `[model.LLM.custom]` of the state file without its `trainer`.
         vocabulary: a token or label that is not below it is corrupt data; None for any.
         places_at_a_time: the most tokens of a micro-batch with `--micro-batch auto`, each sample counted as long as its
-            longest. It is smaller where a local step or the device's memory is.
+            longest. It is smaller where a local step or the device's memory is. A sample with images counts one.
+        assets: the folder of images that the owner of this machine named (`--assets`); None without.
     """
 
     vocabulary: int | None = None
     places_at_a_time: int = 65_536
+    assets: Path | None = None
 
     def __init__(self, spec: ModelSpec) -> None:
         self.options: Mapping[str, Any] = {
@@ -64,8 +69,17 @@ class TorchTask(ABC):
         """Return samples as one batch: a tensor, or a tuple or a dictionary of tensors, on the CPU.
 
         Each sample has `tokens`, an array of integers, and `labels`, an array of the same length or None. A local step
-        may be computed in several batches, the longest samples first.
+        may be computed in several batches, the longest samples first. Where the run's `data_type` is "Multimodal", a
+        sample's `datum` has its chunks of text and images, and batches are in the samples' order.
         """
+
+    def image_bytes(self, image: ImageChunk | ImageAssetPointerChunk) -> bytes:
+        """Return the file of an image: its own bytes, or for a location those of the file below `assets`.
+
+        Raises:
+            TrainerFailed: the location is an address, which this method does not fetch, or there is no such file.
+        """
+        return image.data if isinstance(image, ImageChunk) else read_image(image, self.assets)
 
     @abstractmethod
     def loss(self, model: torch.nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
@@ -103,6 +117,7 @@ class TaskModel:
 
     def __init__(self, kind: type[TorchTask], spec: ModelSpec, options: TorchOptions) -> None:
         self._task = _made(kind, spec)
+        self._task.assets = options.assets
         self._options = options
         self.shapes = _shapes_of(self._task)
         """Shape of every parameter, by name, in name order."""
@@ -136,7 +151,7 @@ class TaskObjective:
         self._task = task
 
     def sizes(self, examples: Sequence[Example]) -> list[int]:
-        return [max(1, example.tokens.size) for example in examples]
+        return [1 if example.datum is not None else max(1, example.tokens.size) for example in examples]
 
     def places_at_a_time(self, device_type: str) -> int:
         del device_type

@@ -1,4 +1,4 @@
-"""Examples as objects, for `chunk_data` in your own programs. No run of Epochal uses them.
+"""Examples as objects: the samples of runs on text and images, and those of `chunk_data` in your own programs.
 
 A `Datum` is one model input (text as tokens, and images, in chunks) with the arrays that its loss needs. Its token
 *length* and its *size* differ: an image's size is always known (`batching/chunking/policies.py`), its length only if

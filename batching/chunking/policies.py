@@ -11,8 +11,8 @@ The rules kept here: order is kept; a chunk is never empty; exactly the limit fi
 chunk by itself; one pass, in memory that does not grow. `chunk_data` (objects) and `column_chunks.py` cut
 at the same places.
 
-A run of Epochal takes its limits from here and cuts columns. `chunk_data`, the estimates of a `Datum` and `exact` are
-for your own programs.
+A run takes its limits from here: for a training service it cuts columns, and where samples hold images, datums
+(`batching/micro_batches.py`). `NUMBERS` and `exact` are for your own programs.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -6,18 +6,21 @@ covers exactly its samples, and every client packs the same assignment into the 
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Protocol, Self
 
+from epochal.batching.chunking.datum_records import DatumBatch, DatumCounts
+from epochal.batching.packing.datum_rows import DatumRows
 from epochal.batching.packing.packer import Packer
 from epochal.batching.packing.samples import RawSample, raw_samples
-from epochal.batching.packing.task_encoder import EncoderContext, Split, TaskEncoder, open_encoder
+from epochal.batching.packing.task_encoder import EncoderContext, Split, open_encoder
 from epochal.data_providers.protocol import TokenBatch
 from epochal.data_providers.waits import WaitTimes
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import DataType
-from epochal.state.config.state_file import PackingConfig, StateFile
+from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError
 from epochal.state.intervals import BatchId, DataIds
 
@@ -40,24 +43,36 @@ class AssignedBatches(Protocol):
     async def __anext__(self) -> TokenBatch: ...
 
 
+class RowMaker(Protocol):
+    """Makes rows of samples: a `Packer`, or `DatumRows`."""
+
+    def take(self, samples: Iterator[RawSample]) -> bool:
+        """Take samples. Return False if they ended before a row can be made of them."""
+        ...
+
+    def next_row(self) -> TokenBatch | None:
+        """Return the next row; None if samples are wanted first, or none are left."""
+        ...
+
+    def finish(self) -> None:
+        """Note that no sample will follow."""
+        ...
+
+
 class Packing:
     """Packs a run's samples: made once per client; every data assignment gets a new packer.
 
     Args:
-        config: the run's `[packing]`.
-        encoder: the run's task encoder.
+        packer: returns a new packer.
         data_indices_per_batch: samples of one batch.
         worker: where samples are encoded; not closed here.
     """
 
-    def __init__(
-        self, config: PackingConfig, encoder: TaskEncoder, data_indices_per_batch: int, worker: Worker
-    ) -> None:
-        self._config = config
-        self._encoder = encoder
+    def __init__(self, packer: Callable[[], RowMaker], data_indices_per_batch: int, worker: Worker) -> None:
+        self._packer = packer
         self._data_indices_per_batch = data_indices_per_batch
         self._worker = worker
-        Packer(config, encoder)  # raises before the first round if the two do not go together
+        packer()  # raises before the first round if config and encoder do not go together
 
     @classmethod
     def of(
@@ -68,7 +83,7 @@ class Packing:
         permissions: Permissions,
         split: Split = "train",
     ) -> Self | None:
-        """Return the packing that the run's state file describes; None if it does not pack samples.
+        """Return the packing that the run's state file describes; None if each sample is a row of tokens.
 
         Args:
             vocabulary: tokens are below it; None if unknown.
@@ -79,38 +94,41 @@ class Packing:
             InvalidInput: the task encoder cannot be imported or does not go with the method.
             NotAllowed: it is of a package that the owner of this machine did not allow.
         """
-        llm = state.model.LLM
-        if llm.data_type is not DataType.FINETUNING:
+        llm, per_batch = state.model.LLM, state.config.data_indices_per_batch
+        if llm.data_type is DataType.PRETRAINING:
             return None
+        if llm.data_type is DataType.MULTIMODAL:
+            return cls(partial(DatumRows, llm.max_seq_len, vocabulary), per_batch, worker)
         context = EncoderContext(state.run_id, llm.max_seq_len, vocabulary, split)
         encoder = open_encoder(state.packing.task_encoder, context, permissions)
-        return cls(state.packing, encoder, state.config.data_indices_per_batch, worker)
+        return cls(partial(Packer, state.packing, encoder), per_batch, worker)
 
-    async def rehearse(self, batch: TokenBatch, data_ids: DataIds) -> None:
-        """Pack these samples by themselves as in a round, and forget the rows.
+    async def rehearse(self, batch: TokenBatch, data_ids: DataIds) -> DatumCounts:
+        """Pack these samples by themselves as in a round, and forget the rows; return what images they hold.
 
         Raises:
             DataError: a sample that cannot be encoded, with more of them than the run tolerates.
             TrainerFailed: the task encoder failed.
         """
-        packer = Packer(self._config, self._encoder)
+        packer = self._packer()
 
-        def pack() -> None:
+        def pack() -> DatumCounts:
+            counts = DatumCounts()
             arrived = raw_samples(batch, iter(data_ids))
             is_full = True
             while is_full:
                 is_full = packer.take(arrived)
                 if not is_full:
                     packer.finish()
-                while packer.next_row() is not None:
-                    pass
+                while (row := packer.next_row()) is not None:
+                    counts += DatumCounts.of(row.datums) if isinstance(row, DatumBatch) else DatumCounts()
+            return counts
 
-        await self._worker.run(pack)
+        return await self._worker.run(pack)
 
     def rows_of(self, data_assignments: Sequence[BatchId], batches: AssignedBatches) -> "PackedBatches":
         """Return the rows of one data assignment; `batches` delivers its samples."""
-        packer = Packer(self._config, self._encoder)
-        return PackedBatches(packer, data_assignments, batches, self._data_indices_per_batch, self._worker)
+        return PackedBatches(self._packer(), data_assignments, batches, self._data_indices_per_batch, self._worker)
 
 
 class PackedBatches:
@@ -122,7 +140,7 @@ class PackedBatches:
 
     def __init__(
         self,
-        packer: Packer,
+        packer: RowMaker,
         data_assignments: Sequence[BatchId],
         batches: AssignedBatches,
         data_indices_per_batch: int,

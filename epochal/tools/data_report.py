@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from epochal.batching.chunking.datum_records import DatumCounts
+from epochal.batching.data_check import DataFindings
 from epochal.data_providers.description import description_of
 from epochal.data_providers.mixes.mixture import PERIOD
 from epochal.data_providers.order import DataOrder
@@ -39,6 +41,7 @@ class DataReport:
         largest_token: of all files if their manifest names it, else of the samples that were inspected; None if there
             are no tokens.
         sample_parts: the first sample's first document, in learnt and masked parts; empty if it cannot be decoded.
+        images: content of the samples of text and images that were inspected; None of other data.
         problems: why the run's model cannot be trained on these data; empty if no run is named.
         notes: likely mistakes in them.
     """
@@ -56,17 +59,13 @@ class DataReport:
     shares: tuple[tuple[int, dict[str, int]], ...]
     sample_parts: tuple[SamplePart, ...]
     largest_token: int | None
+    images: DatumCounts | None
     problems: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 def report_on(
-    location: str,
-    provider: DataProvider,
-    sample_parts: tuple[SamplePart, ...],
-    seen_token: int | None,
-    problems: list[str],
-    notes: list[str],
+    location: str, provider: DataProvider, sample_parts: tuple[SamplePart, ...], findings: DataFindings
 ) -> DataReport:
     """Return the report on a provider's data, given what some of their samples show."""
     described = description_of(provider)
@@ -90,9 +89,10 @@ def report_on(
         read_as=order.read_as if isinstance(order, DataOrder) else "",
         shares=getattr(provider, "schedule", ()),
         sample_parts=sample_parts,
-        largest_token=max(one.largest_token for one in listed.values()) if is_listed else seen_token,
-        problems=tuple(problems),
-        notes=tuple(notes),
+        largest_token=max(one.largest_token for one in listed.values()) if is_listed else findings.largest_token,
+        images=findings.images if findings.images.samples else None,
+        problems=tuple(findings.problems),
+        notes=tuple(findings.notes),
     )
 
 
@@ -122,6 +122,7 @@ def show(report: DataReport) -> None:
         ("tokens dropped at files' ends", f"{report.dropped_tokens:,}" if report.dropped_tokens else ""),
         *((f"share of {PERIOD:,} from {start:,}", _shown(counts)) for start, counts in report.shares),
         ("largest token", "" if report.largest_token is None else f"{report.largest_token:,}"),
+        *(() if report.images is None else _shown_images(report.images)),
     ):
         if value:
             table.add_row(name, escape(value))
@@ -141,6 +142,16 @@ def show(report: DataReport) -> None:
         console.print(draw_parts(report.sample_parts), highlight=False)
     for note in report.notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}", highlight=False, soft_wrap=True)
+
+
+def _shown_images(counts: DatumCounts) -> tuple[tuple[str, str], ...]:
+    return (
+        ("inspected samples", f"{counts.samples:,}"),
+        ("images in them", f"{counts.images:,} of {counts.image_bytes:,} bytes"),
+        ("locations of images", f"{counts.pointers:,}"),
+        ("tokens of text", f"{counts.text_tokens:,}"),
+        ("size, as requests count it", f"{counts.size:,}"),
+    )
 
 
 def _shown(counts: dict[str, int]) -> str:

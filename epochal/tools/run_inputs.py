@@ -20,7 +20,7 @@ from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_file import DataConfig
 from epochal.state.config.data_location import DummyData, Local, Preprocessed, Server, WeightedHttp
-from epochal.state.config.model_table import HF_ARCHITECTURES, DataType, LocalCheckpoint, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, LocalCheckpoint, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.dataset_descriptions import dataset_in_words
 from epochal.state.errors import EpochalError, InvalidInput, Unsupported
@@ -220,7 +220,7 @@ async def _open_data(
         if reason:
             found.notes.append(f"{place} was not opened: {reason}")
             return
-        options = OpenOptions(state.run_id, None, OWNERS, packs=state.model.LLM.data_type is DataType.FINETUNING)
+        options = OpenOptions(state.run_id, None, OWNERS, packs=state.model.LLM.data_type.reads_records)
         async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
             found.fingerprint = provider.fingerprint
             found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]

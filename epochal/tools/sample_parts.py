@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from rich.console import RenderableType
@@ -80,6 +80,12 @@ def first_parts(batch: TokenBatch, decode: Decode) -> tuple[SamplePart, ...]:
         for start, end in itertools.pairwise(edges[: MAX_PARTS + 1])
         if end > start
     )
+
+
+def record_parts(record: Any) -> tuple[SamplePart, ...]:
+    """Return the chunks of a record of text and images, each as its JSON, shortened."""
+    chunks = record["chunks"] if isinstance(record["chunks"], list) else [record["chunks"]]
+    return tuple(SamplePart(_shortened(f"{json.dumps(chunk)} "), learnt=True) for chunk in chunks[:MAX_PARTS])
 
 
 def _shortened(text: str) -> str:

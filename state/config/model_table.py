@@ -90,10 +90,16 @@ HF_ARCHITECTURES = frozenset({Architecture.HF_LLAMA, Architecture.HF_DEEPSEEK, A
 
 
 class DataType(StrEnum):
-    """The kinds of samples: plain text, or prompts with answers."""
+    """The kinds of samples: tokens; texts, which are packed; or texts with images, which is Epochal's addition."""
 
     PRETRAINING = "Pretraining"
     FINETUNING = "Finetuning"
+    MULTIMODAL = "Multimodal"
+
+    @property
+    def reads_records(self) -> bool:
+        """Whether samples are JSON records, or rows, of any length."""
+        return self is not DataType.PRETRAINING
 
 
 class Ephemeral(Section):

@@ -59,6 +59,11 @@ RULES = (
         'no such table where model.LLM.architecture is {1}; only "Custom" has one',
     ),
     Rule(
+        ("model.LLM.data_type", "model.LLM.architecture"),
+        lambda data, kind: data != DataType.MULTIMODAL or kind == Architecture.CUSTOM,
+        '"Pretraining" or "Finetuning" where model.LLM.architecture is {1}; only a "Custom" model reads images',
+    ),
+    Rule(
         ("model.LLM.adapter", "model.LLM.architecture"),
         lambda adapter, kind: adapter is None or kind in HF_ARCHITECTURES,
         "no such table where model.LLM.architecture is {1}; an `Hf…` one may have it",

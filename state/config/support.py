@@ -32,6 +32,10 @@ _PACKED = (
     '`data_location = { Local = "folder of JSON lines" }`, `{ Preprocessed = "folder of parquet files" }`, or '
     "`Http` of such files, as Finetuning packs samples"
 )
+_IMAGES = (
+    '`data_location = { Local = "folder of JSON lines" }`, or `Http` of such files: a data server sends tokens of '
+    "samples of one length, no records with images"
+)
 _HF = (
     "the keys of the model's `config.json` as a table `[model.LLM.hf]`, or, where the operator makes the first "
     "checkpoint, `checkpoint = { Hub = … }`, or another place that holds one"
@@ -67,6 +71,8 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
         yield Mistake("model.LLM.hf", None, _HF)
     if llm.data_type is DataType.FINETUNING and isinstance(location, Server | DummyData):
         yield Mistake("model.LLM.data_location", show(plain["data_location"]), _PACKED)
+    if llm.data_type is DataType.MULTIMODAL and isinstance(location, Server | DummyData):
+        yield Mistake("model.LLM.data_location", show(plain["data_location"]), _IMAGES)
     if isinstance(location, WeightedHttp) and location.is_unpinned:
         line = PINNED_LINE.format(place=location.place)
         yield Mistake("model.LLM.data_location", show(plain["data_location"]), line)

@@ -30,6 +30,7 @@ class TorchOptions:
         base: the folder of an adapter's base; None for the run's repository.
         base_precision: `auto`, or one of `BASE_BYTES`: the type in which a base is held, which no step changes.
         lends_token: whether the Hub is shown this machine's token where a base is read from there.
+        assets: the folder of the images that samples name by their paths.
 
     Raises:
         InvalidInput: a value is not allowed; the user's fault.
@@ -43,6 +44,7 @@ class TorchOptions:
     base: Path | None = None
     base_precision: str = "auto"
     lends_token: bool = False
+    assets: Path | None = None
 
     def __post_init__(self) -> None:
         if not _DEVICE.fullmatch(self.device):

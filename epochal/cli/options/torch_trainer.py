@@ -53,6 +53,17 @@ BasePrecisionOption = Annotated[
     ),
 ]
 
+AssetsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--assets",
+        metavar="DIR",
+        exists=True,
+        file_okay=False,
+        help="Folder of the images that samples name by their paths. A package's trainer reads no other file for them.",
+    ),
+]
+
 
 def torch_options(
     device: str | None,
@@ -62,19 +73,20 @@ def torch_options(
     compiles: bool = False,
     gpu_memory: str | None = None,
     base: tuple[Path | None, str | None] = (None, None),
+    assets: Path | None = None,
 ) -> TorchOptions | None:
     """Return the options, or None if not one of them is given. `base` is `--base` and `--base-precision`.
 
     Raises:
         InvalidInput: one of them is wrong; the user's fault.
     """
-    given = (device, precision, micro_batch, gpu_memory, *base)
+    given = (device, precision, micro_batch, gpu_memory, *base, assets)
     if not compiles and all(one is None for one in given):
         return None
     rows = parse_micro_batch(micro_batch or "auto")
     memory_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
     plain = TorchOptions(device or "auto", precision or "auto", compiles, rows, memory_bytes)
-    return replace(plain, base=base[0], base_precision=base[1] or "auto")
+    return replace(plain, base=base[0], base_precision=base[1] or "auto", assets=assets)
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
@@ -87,7 +99,7 @@ def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:
         trainer: its name.
     """
     if options is not None and trainer in TRAINERS and trainer != TORCH:
-        names = "--device, --precision, --compile, --micro-batch, --gpu-memory, --base and --base-precision"
+        names = "--device, --precision, --compile, --micro-batch, --gpu-memory, --base, --base-precision and --assets"
         raise InvalidInput(f"{names} go with --trainer torch or that of a package, not with {trainer}")
     if trainer == TORCH:
         _check_installed()

@@ -4,19 +4,23 @@ import asyncio
 import contextlib
 import json
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from epochal.batching.data_check import DataFindings, DataNeeds, look_at_data
+from epochal.batching.chunking.datum_records import is_datum
+from epochal.batching.data_check import IMAGES_ADVICE, DataFindings, DataNeeds, look_at_data
+from epochal.batching.packing.datum_rows import DatumRows
 from epochal.batching.packing.packed_batches import Packing
+from epochal.batching.packing.samples import raw_samples
 from epochal.cli.options.shared import JsonOption
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation, parse_location
 from epochal.data_providers.open_data import DATA_CONFIG_SUFFIX, OpenOptions, open_location, run_data
-from epochal.data_providers.protocol import DataProvider, DatasetSpec
+from epochal.data_providers.protocol import MAX_SEQUENCE_BYTES, CorruptData, DataProvider, DatasetSpec, TokenBatch
 from epochal.data_providers.sources.http.source import without_secrets
 from epochal.data_providers.sources.hub_dataset import HubDataset
 from epochal.data_providers.sources.manifest import DEFAULT_BLOCK_BYTES, verify_folder
@@ -24,7 +28,6 @@ from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_location import Local, Preprocessed, Server
-from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
@@ -47,6 +50,7 @@ from epochal.tools.sample_parts import (
     encoded_first,
     first_parts,
     prepared_tokenizer,
+    record_parts,
 )
 from epochal.tools.state_files import read_data_config, read_supported_state
 
@@ -148,7 +152,7 @@ def _asked_of_run(run: StateFile, text: str | None) -> _Asked:
     location, spec = run_data(run, text)
     shown = f"the data of run {run.run_id}" if text is None else text
     path = Path(location.path) if isinstance(location, Local | Preprocessed) else None
-    return _Asked(shown, location, spec, run.model.LLM.data_type is DataType.FINETUNING, run, path)
+    return _Asked(shown, location, spec, run.model.LLM.data_type.reads_records, run, path)
 
 
 async def _opened(asked: _Asked) -> tuple[DataProvider, _Asked]:
@@ -173,7 +177,7 @@ async def _inspect(asked: _Asked, decode: Decode | None, as_json: bool) -> None:
                 findings.problems += fingerprint_problems(asked.run, provider)
             parts = await _first_sample(provider, asked.run, decode)
             shown = without_secrets(asked.shown) if "://" in asked.shown else asked.shown
-            report = report_on(shown, provider, parts, findings.largest_token, findings.problems, findings.notes)
+            report = report_on(shown, provider, parts, findings)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error
     if as_json:
@@ -187,6 +191,8 @@ async def _inspect(asked: _Asked, decode: Decode | None, as_json: bool) -> None:
 async def _first_sample(provider: DataProvider, run: StateFile | None, decode: Decode | None) -> tuple[SamplePart, ...]:
     """Return the first sample, decoded; as bytes where none of its tokens is greater; nothing if that is not known."""
     first = await provider.get_samples(DataIds(0, 0))
+    if first.is_text and is_datum(record := _record_of(first)):
+        return record_parts(record)
     batch = encoded_first(first, run) if first.is_text else first
     if batch.is_text:  # it could not be encoded
         decode = decode_bytes
@@ -197,14 +203,21 @@ async def _first_sample(provider: DataProvider, run: StateFile | None, decode: D
 
 async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
     """Check some of the data: for the run that is asked for, or for any model."""
+    any_model = DataNeeds(asked.spec.sequence_length, None, None, LOOK_TIMEOUT_S)
     if asked.run is not None:
         vocabulary = vocabulary_of(asked.run)
         async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:
             packing = Packing.of(asked.run, vocabulary, worker, OWNERS)
             return await look_at_data(provider, DataNeeds.of(asked.run, vocabulary, packing))
-    if asked.packs:  # what records become is a matter of the run's task encoder
-        return DataFindings()
-    findings = await look_at_data(provider, DataNeeds(asked.spec.sequence_length, None, None, LOOK_TIMEOUT_S))
+    if asked.packs:
+        first = await provider.get_samples(DataIds(0, 0))
+        if not first.is_text or not is_datum(_record_of(first)):
+            return DataFindings()  # what such records become is a matter of the run's task encoder
+        async with contextlib.aclosing(WorkerThread("epochal-inspect")) as worker:
+            packing = Packing(partial(DatumRows, MAX_SEQUENCE_BYTES, None), 1, worker)
+            findings = await look_at_data(provider, replace(any_model, packing=packing, advice=IMAGES_ADVICE))
+        return DataFindings(notes=findings.problems + findings.notes, images=findings.images)
+    findings = await look_at_data(provider, any_model)
     findings.notes, findings.problems = findings.problems + findings.notes, []
     largest = findings.largest_token or 0
     if largest >= BYTES_VOCABULARY and not findings.notes:
@@ -213,6 +226,14 @@ async def _findings(provider: DataProvider, asked: _Asked) -> DataFindings:
             f"(the embedded one has {BYTES_VOCABULARY}); --state STATE.toml compares them with a run's"
         )
     return findings
+
+
+def _record_of(first: TokenBatch) -> Any:
+    """Return the first record of a batch; None if it is not JSON."""
+    try:
+        return next(raw_samples(first, iter((0,)))).record()
+    except CorruptData:
+        return None
 
 
 def manifest(

@@ -49,6 +49,7 @@ from epochal.cli.options.shared import (
 )
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.options.torch_trainer import (
+    AssetsOption,
     BaseOption,
     BasePrecisionOption,
     CompileOption,
@@ -186,6 +187,7 @@ def client(
     compiles: CompileOption = False,
     micro_batch: MicroBatchOption = None,
     base: BaseOption = None,
+    assets: AssetsOption = None,
     base_precision: BasePrecisionOption = None,
     data: DataOption = None,
     allow_local: AllowLocalOption = None,
@@ -224,7 +226,9 @@ def client(
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    torch = torch_options(device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory, base=held)
+    torch = torch_options(
+        device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory, base=held, assets=assets
+    )
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
     mesh_options = _mesh_options(

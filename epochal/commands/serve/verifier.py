@@ -27,6 +27,7 @@ from epochal.cli.options.shared import (
 )
 from epochal.cli.options.spool_folder import checked_spool_folder
 from epochal.cli.options.torch_trainer import (
+    AssetsOption,
     BaseOption,
     BasePrecisionOption,
     CompileOption,
@@ -75,6 +76,7 @@ def verifier(
     micro_batch: MicroBatchOption = None,
     base: BaseOption = None,
     base_precision: BasePrecisionOption = None,
+    assets: AssetsOption = None,
     data: DataOption = None,
     insecure: InsecureDataOption = False,
     cache: CacheOption = None,
@@ -117,7 +119,8 @@ def verifier(
     if trainer == REMOTE:
         raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")
     verify, permissions = trusted(tls_ca), Permissions.of_own_run()
-    torch = torch_options(device, precision, micro_batch, compiles=compiles, base=(base, base_precision))
+    held = (base, base_precision)
+    torch = torch_options(device, precision, micro_batch, compiles=compiles, base=held, assets=assets)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
     choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)

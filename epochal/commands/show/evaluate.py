@@ -17,6 +17,7 @@ from epochal.cli.options.permission_options import (
 )
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
 from epochal.cli.options.torch_trainer import (
+    AssetsOption,
     BaseOption,
     BasePrecisionOption,
     DeviceOption,
@@ -107,6 +108,7 @@ def evaluate(
     precision: PrecisionOption = None,
     base: BaseOption = None,
     base_precision: BasePrecisionOption = None,
+    assets: AssetsOption = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -116,7 +118,7 @@ def evaluate(
     if follow and step is not None:
         raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
-    torch = torch_options(device, precision, base=(base, base_precision))
+    torch = torch_options(device, precision, base=(base, base_precision), assets=assets)
     check_machine(torch)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     address = RunAddress(run, admin_token, tls_ca, permissions.reach)

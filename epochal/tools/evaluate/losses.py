@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import SupportsFloat
 
-from epochal.batching.micro_batches import MicroBatch, micro_batches
+from epochal.batching.micro_batches import MicroBatch, micro_batches, portions
 from epochal.batching.packing.packed_batches import AssignedBatches, Packing
 from epochal.batching.packing.task_encoder import Split
 from epochal.batching.round_plan import RoundPlan
@@ -21,7 +21,7 @@ from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker, WorkerThread
 from epochal.state.config.data_location import Preprocessed, Server, WeightedHttp
-from epochal.state.config.model_table import DataType, ModelSpec
+from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
@@ -89,7 +89,7 @@ async def opened_evaluation(
     """
     location, dataset = run_data(state, options.data)
     split = _split_of(state, location, options.split)
-    packs = state.model.LLM.data_type is DataType.FINETUNING
+    packs = state.model.LLM.data_type.reads_records
     permissions = options.permissions
     if options.data is None:
         check_pinned(location)
@@ -117,7 +117,7 @@ def _split_of(state: StateFile, location: AnyLocation, split: str | None) -> str
     if isinstance(location, Server):
         raise InvalidInput(ONLY_FOR_MEMBERS)
     has_splits = isinstance(location, Preprocessed | WeightedHttp)
-    if has_splits or state.model.LLM.data_type is DataType.FINETUNING:
+    if has_splits or state.model.LLM.data_type.reads_records:
         return split or DEFAULT_SPLIT
     if split is not None:
         raise InvalidInput(f"--split {split}: these data have no splits; name others with --data")
@@ -209,9 +209,10 @@ class _RunningLoss:
 
     def add(self, micro_batch: MicroBatch) -> None:
         self._proceed()
-        found = self._learner.evaluate(micro_batch.examples, self._proceed)
-        self._nats.append(found.nats)
-        self._token_count += found.token_count
+        for portion in portions(micro_batch.examples):
+            found = self._learner.evaluate(portion, self._proceed)
+            self._nats.append(found.nats)
+            self._token_count += found.token_count
 
     def total(self) -> Loss:
         """Return the sum. Only here numbers of a device are waited for."""

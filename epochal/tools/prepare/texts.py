@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from epochal.batching.chunking.datum_records import is_datum
 from epochal.data_providers.protocol import CorruptData
 from epochal.tools.prepare.portions import Portion
 from epochal.tools.prepare.prepare_options import PrepareOptions
@@ -107,6 +108,9 @@ def _of_record(line: bytes, options: PrepareOptions, of_record: Callable[[Any], 
 def _without_text(record: object, name: str) -> str:
     if not isinstance(record, dict):
         return f"a JSON {type(record).__name__}; allowed: an object with the text in {name!r} (--text-field)"
+    if is_datum(record):
+        allowed = 'text; train on such files as they are, with data_type = "Multimodal"'
+        return f"a sample of text and images, which is not prepared; allowed: {allowed}"
     if name in record:
         return f"{name!r} is a JSON {type(record[name]).__name__}; allowed: a string"
     shown = ", ".join(map(repr, list(record)[:MAX_FIELDS_SHOWN])) or "none"

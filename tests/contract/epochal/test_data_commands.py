@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.data.data_formats import write_megatron
+from tests.support.data.image_samples import image, pointer, sample, tokens, write_samples
 from tests.support.data.states import state_text
 from tests.support.drive.cli import Ran, run_main
 from tests.support.heavy import need_module
@@ -50,6 +51,20 @@ def test_inspect_tells_what_of_a_record_is_learnt(tmp_path: Path) -> None:
     data("inspect", tmp_path / "chat.jsonl").expect(0, "masked  Why?", "learnt  So.")
     report = inspected(tmp_path / "chat.jsonl")
     assert report["sample_parts"] == [{"text": "Why?", "learnt": False}, {"text": "So.", "learnt": True}]
+
+
+def test_inspect_counts_the_images_of_samples(tmp_path: Path) -> None:
+    samples = [sample(image(100), pointer("a.png"), tokens(1, 2), weights=[1, 1])] * 3
+    report = inspected(write_samples(tmp_path / "train.jsonl", samples))
+    counts = {"samples": 3, "images": 3, "image_bytes": 300, "pointers": 3, "text_tokens": 6}
+    assert report["images"] == counts | {"size": 3 * (100 + 5 + 20 + 20)}
+    assert report["notes"] == []
+    data("inspect", tmp_path / "train.jsonl").expect(0, "images in them", "3 of 300 bytes", "locations of images")
+    write_samples(tmp_path / "train.jsonl", [samples[0], samples[0] | {"chunks": []}])
+    (note,) = inspected(tmp_path / "train.jsonl")["notes"]
+    assert note.startswith(
+        "data index 1: chunks is a list of 0; allowed: a list of 1 to 1024 chunks; it is record 2 of"
+    )
 
 
 def test_inspect_notes_tokens_that_the_embedded_model_lacks(tmp_path: Path) -> None:

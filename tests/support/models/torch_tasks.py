@@ -1,11 +1,12 @@
 """Trainers of one's own in torch, right and wrong ones; named as `module:Class`, so that torch is imported late."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from epochal.batching.chunking.datums import EncodedTextChunk
 from epochal.batching.micro_batches import Example
 from epochal.trainers.torch_task import TorchTask
 
@@ -47,6 +48,23 @@ class Alone(Sides):
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
         return super().loss(model, (batch[:, :4], batch[:, 4].long()))
+
+
+class Images(Sides):
+    """Learns the size of images' files from their weights, and notes how many samples it is given at a time."""
+
+    batches: ClassVar[list[int]] = []
+
+    def batch_of(self, samples: Sequence[Example]) -> Any:
+        self.batches.append(len(samples))
+        found = []
+        for sample in samples:
+            assert sample.datum is not None
+            chunk = sample.datum.model_input.chunks[0]
+            assert not isinstance(chunk, EncodedTextChunk)
+            found.append([len(self.image_bytes(chunk)) / 2e6, *sample.datum.loss_fn_inputs["weights"].data])
+        values = torch.tensor(found)
+        return values[:, :1].expand(-1, 4).contiguous(), (values[:, 1] > 0).long()
 
 
 class Small(Sides):

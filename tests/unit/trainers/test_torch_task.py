@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from epochal.batching.chunking.datum_records import DatumBatch, datum_of
+from epochal.batching.chunking.datums import ImageAssetPointerChunk, ImageChunk
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -19,6 +21,7 @@ from epochal.trainers.learner import Model
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import TrainerOptions, open_trainer
 from epochal.trainers.torch.torch_options import TorchOptions
+from tests.support.data.image_samples import PNG, image, sample
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.installed_trainers import register
@@ -40,6 +43,10 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def table(kind: str, **options: Any) -> dict[str, Any]:
     return {"trainer": kind, "width": 5} | options
+
+
+def task_class(kind: str) -> Any:
+    return getattr(importlib.import_module("tests.support.models.torch_tasks"), kind)
 
 
 def model_of(kind: str, **options: Any) -> Model:
@@ -102,6 +109,43 @@ async def test_batch_that_does_not_fit_into_memory_is_halved(caplog: pytest.LogC
         found = await trained(task_trainer("Small"), 2)
     assert_close(found[1], (await trained(task_trainer("Sides"), 2))[1])
     assert [record.__dict__["rows"] for record in caplog.records if record.msg == "micro_batch_halved"] == [3, 1]
+
+
+SIZES = (2_000_000, 2_000_000, 2_000_000, 20, 30)
+"""Of images: the third does not fit into a request of training with the first two."""
+
+
+@pytest.mark.parametrize(("rows", "batches"), [(None, [2, 3]), (2, [2, 2, 1]), (1, [1, 1, 1, 1, 1])])
+async def test_local_step_with_images_is_cut_as_requests_of_training_are(rows: int | None, batches: list[int]) -> None:
+    records = [sample(image(size), weights=[number % 2]) for number, size in enumerate(SIZES)]
+    batch = DatumBatch.of([datum_of(record, 0, 8, None) for record in records])
+
+    async def arriving() -> AsyncIterator[TokenBatch]:
+        yield batch
+
+    ends = []
+    for chosen in (rows, 1):
+        seen = task_class("Images").batches
+        seen.clear()
+        trainer = task_trainer("Images", torch=TorchOptions(device="cpu", micro_batch=chosen))
+        start = await trainer.initial_parameters(SEED)
+        (found,), end = await rounds(trainer, plan_of(len(SIZES), 1, 0.05), start, arriving, 1)
+        assert found.token_count == len(SIZES)
+        assert found.gradient_norm is not None, "one optimizer step"
+        ends.append(end)
+        if chosen is rows:
+            assert seen == batches
+    assert_close(*ends)
+
+
+def test_task_reads_the_images_of_locations_below_the_folder_of_the_owner(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(PNG)
+    task = task_class("Images")(ModelSpec(architecture=Architecture.CUSTOM, custom=table("Images")))
+    assert task.image_bytes(ImageChunk(b"own")) == b"own"
+    with pytest.raises(TrainerFailed, match="allowed: --assets DIR"):
+        task.image_bytes(ImageAssetPointerChunk("a.png"))
+    task.assets = tmp_path
+    assert task.image_bytes(ImageAssetPointerChunk("a.png")) == PNG
 
 
 def test_first_values_are_a_function_of_the_seed() -> None:

@@ -8,7 +8,7 @@ from epochal.state.config import support as config
 from epochal.state.config.data_location import MAX_FILES
 from epochal.state.config.model_table import Architecture
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import Unsupported
+from epochal.state.errors import InvalidConfig, Unsupported
 from tests.support.data.states import state_file
 
 HTTP = {"token_size_in_bytes": "TwoBytes", "shuffle": "DontShuffle"}
@@ -111,6 +111,32 @@ def test_finetuning_on_fixed_length_data_is_refused_with_the_line(location: Any)
     (mistake,) = caught.value.mistakes
     assert mistake.path == "model.LLM.data_location"
     assert mistake.allowed.startswith('`data_location = { Local = "folder of JSON lines" }`')
+
+
+IMAGES = {
+    "model__LLM__architecture": "Custom",
+    "model__LLM__custom": {"trainer": "shapes"},
+    "model__LLM__data_type": "Multimodal",
+}
+
+
+@pytest.mark.parametrize("location", ["Dummy", {"Server": "127.0.0.1:9"}])
+def test_images_from_a_data_server_are_refused_with_the_reason(location: Any) -> None:
+    with pytest.raises(Unsupported) as caught:
+        config.ensure_supported(
+            state_file(**IMAGES, model__LLM__data_location=location), "state.toml", {Architecture.CUSTOM}
+        )
+    (mistake,) = caught.value.mistakes
+    assert mistake.path == "model.LLM.data_location"
+    assert "a data server sends tokens of samples of one length, no records with images" in mistake.allowed
+    config.ensure_supported(
+        state_file(**IMAGES, model__LLM__data_location={"Local": "data"}), "state.toml", {Architecture.CUSTOM}
+    )
+
+
+def test_images_for_a_language_model_are_refused_with_the_line() -> None:
+    with pytest.raises(InvalidConfig, match=r'data_type is "Multimodal"; allowed: "Pretraining" or "Fine'):
+        state_file(model__LLM__data_type="Multimodal")
 
 
 def test_finetuning_with_packing_is_supported() -> None:

@@ -78,6 +78,7 @@ def test_wrong_bytes_are_named_by_file_line_and_byte(tmp_path: Path) -> None:
     [
         (b"[1]", "a JSON list"),
         (b'{"body": "x", "id": 1}', "there is no 'text'; allowed for --text-field: 'body', 'id'"),
+        (b'{"chunks": []}', "text and images, which is not prepared; allowed: text; train on such files as they are"),
         (b'{"text": 3}', "'text' is a JSON int; allowed: a string"),
         (b'{"text": "x"', "not JSON at character 12"),
         (b"[" * 100_000, "not JSON that can be read"),
