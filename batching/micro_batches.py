@@ -8,8 +8,8 @@ the pack that reaches the planned number; a local step that lies within one larg
 """
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from epochal.batching.chunking.policies import BYTES, chunked
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from epochal.state.errors import TrainerFailed
+
+T = TypeVar("T")
 
 Sequence = npt.NDArray[np.unsignedinteger[Any]]
 """Tokens, one-dimensional; a view of their batch."""
@@ -61,12 +63,32 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
         TrainerFailed: fewer or more samples than planned; the provider's or the fetcher's fault.
         DataError: whatever `batches` raises.
     """
+    async for local_step, examples in _in_local_steps(plan, batches, _counted_samples):
+        yield MicroBatch(local_step, examples)
+
+
+def packed_steps(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> AsyncIterator[tuple[int, list[TokenBatch]]]:
+    """Yield the packs of each local step with its number, as `micro_batches` yields their examples. Raises as it does.
+
+    Args:
+        plan: the round's.
+        batches: packs: of one sample each, or of none.
+    """
+    return _in_local_steps(plan, batches, _counted_packs)
+
+
+async def _in_local_steps(
+    plan: RoundPlan,
+    batches: AsyncIterator[TokenBatch],
+    counted: Callable[[TokenBatch], Iterator[tuple[int, list[T]]]],
+) -> AsyncIterator[tuple[int, list[T]]]:
+    """Yield the parts of each local step; `counted` yields a batch's, each with the samples for which they count."""
     ends = list(itertools.accumulate(plan.micro_batch_sizes))
     local_step = seen = 0
-    pending: list[Example] = []
+    pending: list[T] = []
     async for batch in batches:
-        for count, examples in _counted_samples(batch):
-            pending += examples
+        for count, parts in counted(batch):
+            pending += parts
             seen += count
             if seen > plan.sequence_count:
                 raise TrainerFailed(
@@ -75,7 +97,7 @@ async def micro_batches(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> 
                 )
             if local_step < len(ends) and seen >= ends[local_step]:
                 if pending:
-                    yield MicroBatch(local_step, pending)
+                    yield local_step, pending
                     pending = []
                 while local_step < len(ends) and seen >= ends[local_step]:
                     local_step += 1
@@ -126,6 +148,11 @@ def _counted_samples(batch: TokenBatch) -> Iterator[tuple[int, list[Example]]]:
         return
     for examples in samples:
         yield 1, examples
+
+
+def _counted_packs(batch: TokenBatch) -> Iterator[tuple[int, list[TokenBatch]]]:
+    assert batch.source_count is not None, "packs count for the samples that they finish"
+    yield batch.source_count, [batch] if batch.sample_count else []
 
 
 def _cut(batch: TokenBatch, places: npt.NDArray[np.int64]) -> list[Example]:

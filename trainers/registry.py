@@ -7,7 +7,7 @@ from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model_table import Architecture, DataType, DummyOptimizer, InnerOptimizer, ModelSpec, Muon
+from epochal.state.config.model_table import Architecture, DummyOptimizer, InnerOptimizer, ModelSpec, Muon
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, Mistake, Unsupported
 from epochal.state.messages.requests import MAX_NAME_CHARS
@@ -133,8 +133,6 @@ def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -
         model = _model_of(name, spec, replace(options.torch, device="cpu"))  # the devices are its processes'
         if name == TORCH:
             model.learner()  # asks for the attention, and makes no module yet
-    if state.model.LLM.data_type is not DataType.PRETRAINING:  # a packer needs the assignment's samples in one place
-        raise _unsupported(f"{name} with --mesh", "model.LLM.data_type", "Finetuning", "Pretraining with a mesh")
 
 
 async def open_mesh_trainer(

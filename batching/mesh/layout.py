@@ -3,7 +3,8 @@
 A mesh is a grid of devices with named axes. The global batch is cut into *shards* along the batch axes, `batch_size`
 rows each; along every other axis the devices hold the same rows. A process loads a shard when it holds, for that shard,
 the device at index 0 of every axis that is not a batch axis, so every row is loaded exactly once, by one process;
-the others that need it receive it by broadcast.
+the others that need it receive it by broadcast. Devices with the same rows divide them, so every row is computed once.
+A global batch with fewer rows is spread over all devices, so that no process is idle while another has two rows.
 
 Which process holds which device is an input. Everything here is computed from it without communication, so that all
 processes agree.
@@ -34,7 +35,7 @@ class ProcessLoading:
         should_load: whether the process loads any rows.
         loaded_shards: the shards that it loads, ascending.
         local_batch_size: number of rows that it loads.
-        loaded_rows: `[start, stop)` ranges of the rows that it loads; neighbours joined.
+        loaded_rows: `[start, stop)` ranges of the rows that it loads of a full global batch; neighbours joined.
         needed_shards: the shards on which its devices compute.
         received_from: for each needed shard that it does not load, the process that does.
     """
@@ -113,6 +114,38 @@ class MeshLayout:
         """`(shard_count, replica_count)`: the process of each device, by its shard and its place among the replicas."""
         order = [self.axes.index(axis) for axis in (*self.batch_axes, *self.other_axes)]
         return self.processes.transpose(order).reshape(self.shard_count, self.replica_count)
+
+    @cached_property
+    def _turns(self) -> NDArray[np.int64]:
+        """The devices, by their places in `holders`, in an order in which the processes take turns."""
+        held = self.holders.ravel()
+        grouped = np.argsort(held, kind="stable")
+        turn = np.empty_like(held)
+        turn[grouped] = np.arange(held.size) - np.searchsorted(held[grouped], held[grouped])
+        return np.lexsort((held, turn))
+
+    def row_devices(self, row_count: int) -> NDArray[np.int64]:
+        """Return the device that computes each row of a global batch, `(row_count,)`, ascending.
+
+        Devices are numbered by their places in `holders`, the last axis fastest, so a shard's rows are neighbours.
+        Devices have equally many rows, or one more, and so have processes with equally many devices. Only where
+        `batch_size` is no multiple of `replica_count`, a full shard's next row goes to another shard.
+
+        Args:
+            row_count: at most `global_batch_size`.
+        """
+        least = row_count // self.processes.size
+        counts = np.full(self.processes.size, least)
+        room = np.full(self.shard_count, self.batch_size - least * self.replica_count)
+        left = row_count - int(counts.sum())
+        while left:
+            for device in self._turns.tolist():
+                shard = device // self.replica_count
+                if left and room[shard]:
+                    counts[device] += 1
+                    room[shard] -= 1
+                    left -= 1
+        return np.repeat(np.arange(counts.size), counts)
 
     def loading(self, process: int) -> ProcessLoading:
         """Return the shards that a process loads, needs and receives; none for a process without a device."""

@@ -1,11 +1,14 @@
 """The rows of global batches: which data indices a process of a mesh loads, and the arrays of its rows.
 
 A data assignment is cut into global batches one after the other, within each local step; row *i* of a global batch is
-the *i*-th of its samples, and the last global batch of a local step is filled up with rows of zero weight. So the plan
-and the layout alone determine which samples a process loads, and all processes have arrays of the same shape.
+the *i*-th of its samples. The last global batch of a local step may have fewer: they are spread over the devices, and
+each shard is filled up with rows of zero weight. So the plan and the layout alone determine which samples a process
+loads, and all processes have arrays of the same shape.
+
+Where a run packs, the rows are those of one packer over the whole assignment, as in a client of one process. One
+process makes them, and gives the others theirs.
 """
 
-import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -14,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epochal.batching.mesh.layout import MeshLayout
-from epochal.batching.micro_batches import Example, own_positions
+from epochal.batching.micro_batches import Example, own_positions, packed_steps
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from epochal.state.errors import TrainerFailed
@@ -32,45 +35,56 @@ class GlobalBatch:
 
     Attributes:
         local_step: the local step that it belongs to, from 0.
-        start: its first row's position in the data assignment.
-        row_count: number of rows with a sample; the rows after them have zero weight.
+        start: its first row's position in the data assignment, or among the packed rows.
+        row_count: number of rows with a sample.
+        ends_step: whether it is the last one of its local step.
     """
 
     local_step: int
     start: int
     row_count: int
+    ends_step: bool
 
 
 def global_batches(plan: RoundPlan, global_batch_size: int) -> Iterator[GlobalBatch]:
     """Yield a round's global batches, in order. The last one of each local step may have fewer rows."""
     start = 0
     for local_step, size in enumerate(plan.micro_batch_sizes):
-        for at in range(0, size, global_batch_size):
-            yield GlobalBatch(local_step, start + at, min(global_batch_size, size - at))
+        yield from _batches_of_step(local_step, start, size, global_batch_size)
         start += size
+
+
+def _batches_of_step(local_step: int, start: int, size: int, global_batch_size: int) -> Iterator[GlobalBatch]:
+    for at in range(0, size, global_batch_size):
+        count = min(global_batch_size, size - at)
+        yield GlobalBatch(local_step, start + at, count, ends_step=at + count == size)
 
 
 def loaded_indices(plan: RoundPlan, layout: MeshLayout, process: int) -> list[DataIds]:
     """Return the data indices that a process loads for a round, in the order of its rows; neighbours joined."""
-    intervals = [interval.to_data_ids(plan.data_indices_per_batch) for interval in plan.assignment]
-    ends = list(itertools.accumulate(interval.count for interval in intervals))
-    loading = layout.loading(process)
-    found: list[tuple[int, int]] = []
-    at = 0  # positions ascend, so one pass over the intervals is enough
+    places = [np.empty(0, np.int64)]
     for batch in global_batches(plan, layout.global_batch_size):
-        for first, stop in loading.loaded_rows:
-            place, last = batch.start + first, batch.start + min(stop, batch.row_count)
-            while place < last:
-                while ends[at] <= place:
-                    at += 1
-                index = intervals[at].start + place - (ends[at] - intervals[at].count)
-                count = min(last, ends[at]) - place
-                if found and found[-1][1] == index:
-                    found[-1] = (found[-1][0], index + count)
-                else:
-                    found.append((index, index + count))
-                place += count
-    return [DataIds(start, stop - 1) for start, stop in found]
+        shards = layout.row_devices(batch.row_count) // layout.replica_count
+        places.append(batch.start + np.flatnonzero(layout.holders[shards, 0] == process))
+    intervals = [interval.to_data_ids(plan.data_indices_per_batch) for interval in plan.assignment]
+    counts = np.array([interval.count for interval in intervals], np.int64)
+    ends = np.cumsum(counts)
+    moved_by = np.array([interval.start for interval in intervals], np.int64) - (ends - counts)
+    place = np.concatenate(places)
+    indices = place + moved_by[np.searchsorted(ends, place, side="right")]
+    runs = np.split(indices, np.flatnonzero(np.diff(indices) != 1) + 1)
+    return [DataIds(int(run[0]), int(run[-1])) for run in runs if run.size]
+
+
+def computed_rows(layout: MeshLayout, process: int, row_count: int) -> list[int]:
+    """Return the rows on which a process computes, of those that `RowReader.read` returns for a global batch."""
+    devices = layout.row_devices(row_count)
+    own = np.flatnonzero(layout.holders.ravel()[devices] == process)
+    shards = devices[own] // layout.replica_count
+    in_shard = own - np.searchsorted(devices, shards * layout.replica_count)
+    number = np.searchsorted(layout.loading(process).needed_shards, shards)
+    found: list[int] = (number * layout.batch_size + in_shard).tolist()
+    return found
 
 
 class RowArrays:
@@ -160,8 +174,8 @@ class RowReader:
 
     def __init__(self, layout: MeshLayout, process: int, length: int, batches: AsyncIterator[TokenBatch]) -> None:
         self.rows_loaded = 0
+        self._layout = layout
         self._loading = layout.loading(process)
-        self._batch_size = layout.batch_size
         self._length = length
         self._batches = batches
         self._batch: TokenBatch | None = None
@@ -170,20 +184,23 @@ class RowReader:
     async def read(self, batch: GlobalBatch) -> RowArrays:
         """Return the rows of a global batch that this process needs, `needed_shards · batch_size` of them by shard.
 
-        Rows that the process loads hold their samples; rows that it receives are zeros.
+        Rows that the process loads hold their samples, before the shard's rows of zero weight; rows that it receives
+        are zeros.
 
         Raises:
             DataError: whatever `batches` raises.
             CorruptData: a sample does not fit into a row.
             TrainerFailed: the data ended early.
         """
-        loading, size = self._loading, self._batch_size
+        loading, size = self._loading, self._layout.batch_size
         rows = RowArrays.zeros(len(loading.needed_shards) * size, self._length)
+        shards = self._layout.row_devices(batch.row_count) // self._layout.replica_count
+        counts = np.bincount(shards, minlength=self._layout.shard_count).tolist()
         for number, shard in enumerate(loading.needed_shards):
             if shard in loading.received_from:
                 continue
             rows.clear(slice(number * size, (number + 1) * size))
-            for row in range(min(size, batch.row_count - shard * size)):
+            for row in range(counts[shard]):
                 rows.put(number * size + row, *await self._next())
                 self.rows_loaded += 1
         return rows
@@ -196,6 +213,36 @@ class RowReader:
                 raise TrainerFailed(f"the data ended after {self.rows_loaded} rows") from None
         self._sample += 1
         return self._batch, self._sample - 1
+
+
+async def packed_rows(
+    plan: RoundPlan, layout: MeshLayout, length: int, batches: AsyncIterator[TokenBatch]
+) -> AsyncIterator[tuple[GlobalBatch, list[RowArrays]]]:
+    """Yield a round's global batches of packed rows, each with the rows on which every process computes.
+
+    All processes' arrays have the same shape; the one with fewer rows has some of zero weight.
+
+    Args:
+        plan: the round's.
+        layout: the mesh.
+        length: number of tokens in a row.
+        batches: the packed rows of the whole assignment, in order, one in each.
+
+    Raises:
+        CorruptData: a token or position id is outside the numbers that a row holds.
+        DataError, TrainerFailed: as `packed_steps`.
+    """
+    start = 0
+    async for local_step, packs in packed_steps(plan, batches):
+        for batch in _batches_of_step(local_step, start, len(packs), layout.global_batch_size):
+            owners = layout.holders.ravel()[layout.row_devices(batch.row_count)]
+            owned = [np.flatnonzero(owners == process).tolist() for process in range(int(layout.holders.max()) + 1)]
+            rows = [RowArrays.zeros(max(map(len, owned)), length) for _ in owned]
+            for arrays, places in zip(rows, owned, strict=True):
+                for row, place in enumerate(places):
+                    arrays.put(row, packs[batch.start - start + place], 0)
+            yield batch, rows
+        start += len(packs)
 
 
 def _given_positions(position_ids: NDArray[np.int32]) -> NDArray[np.integer[Any]] | None:

@@ -39,7 +39,7 @@ PLAN = RoundPlan(
     data_indices_per_batch=SAMPLES_PER_BATCH,
     learning_rates=(0.001,),
 )
-"""The client's assignment: 21 samples, so the last global batch is filled up with rows of zero weight."""
+"""The client's assignment: 21 samples, so the last global batch has fewer than rows, spread over the shards."""
 SETTINGS = FetchSettings(1, samples_per_request=8, attempts=3, timeout_s=10, prefetch_requests=2)
 
 
@@ -91,11 +91,13 @@ class Host:
 
     def check(self, batch: GlobalBatch, found: RowArrays, wanted: NDArray[np.int64]) -> None:
         """Check that every row of the global batch is the provider's sample, or has no weight."""
-        count = batch.row_count
+        count, shards = batch.row_count, self.layout.shard_count
+        is_sample = found.weights == 1
         assert found.data.shape[0] == self.layout.global_batch_size, found.data.shape
-        assert (found.tokens[:count] == wanted[batch.start : batch.start + count]).all(), "tokens"
-        assert (found.labels[:count] == found.tokens[:count]).all(), "labels"
-        assert found.weights.tolist() == [1.0] * count + [0.0] * (self.layout.global_batch_size - count), "weights"
+        assert (found.tokens[is_sample] == wanted[batch.start : batch.start + count]).all(), "tokens"
+        assert (found.labels[is_sample] == found.tokens[is_sample]).all(), "labels"
+        of_shards = is_sample.reshape(shards, BATCH_SIZE).sum(axis=1)
+        assert sorted(of_shards) == sorted((count + place) // shards for place in range(shards)), "evenly spread"
 
 
 async def expected_rows(provider: LocalDataProvider) -> NDArray[np.int64]:

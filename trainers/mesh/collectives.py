@@ -6,6 +6,7 @@ gone or does not come within the timeout.
 
 import os
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -77,7 +78,12 @@ class MeshCollectives:
         """Exchange rows as `RowBroadcast.receive` does."""
         self._rows.receive(rows)
 
-    def from_first(self, values: Float32Array) -> None:
+    def rows_from_first(self, own: NDArray[np.int32], parts: Sequence[NDArray[np.int32]] | None) -> None:
+        """Fill in this process's rows, `(rows, …)`, from `parts`: every process's, in the first one; None elsewhere."""
+        each = None if parts is None else [torch.from_numpy(part) for part in parts]
+        dist.scatter(torch.from_numpy(own), each, src=FIRST)
+
+    def from_first(self, values: Float32Array | NDArray[np.int64]) -> None:
         """Overwrite the values with those of the first process."""
         dist.broadcast(torch.from_numpy(values), src=FIRST)
 

@@ -19,7 +19,7 @@ from typing import Any, Self
 from epochal.data_providers.fetcher import FetchSettings
 from epochal.runtime.retry import MAX_DELAY_S
 from epochal.runtime.task_errors import first_error
-from epochal.state.config.model_table import ModelSpec
+from epochal.state.config.model_table import DataType, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidDocument, InvalidInput
 from epochal.state.model.computed_class import UNKNOWN_CLASS
@@ -262,9 +262,18 @@ async def _spawn(process_count: int) -> asyncio.subprocess.Process:
 
 
 def _wait_for_others_s(options: MeshOptions, state: StateFile) -> float:
-    """Return the longest time that another process may need to load a global batch, retries included."""
-    settings = FetchSettings.of(state, 1)
-    layout = options.layout
+    """Return the longest time that another process may need to load a global batch, retries included.
+
+    Where the run packs, it is that of the first process for all samples of the largest local step, and those that wait
+    in the packer's pool.
+    """
+    layout, config = options.layout, state.config
     most_rows = max(layout.loading(process).local_batch_size for process in range(options.process_count))
+    packs = state.model.LLM.data_type is DataType.FINETUNING
+    if packs:
+        batches = max(config.global_batch_size_start, config.global_batch_size_end)
+        in_step = math.ceil(batches * config.data_indices_per_batch / state.merge.local_steps)
+        most_rows = in_step + state.packing.pool_size
+    settings = FetchSettings.of(state, None if packs else 1)
     requests = math.ceil(most_rows / settings.samples_per_request)
     return WAIT_FOR_OTHERS_S + requests * settings.attempts * (settings.timeout_s + MAX_DELAY_S)

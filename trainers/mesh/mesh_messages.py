@@ -125,7 +125,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """The round's result: `rows_loaded` by this process; the rest is valid in the first process's answer only."""
+    """The round's result: `rows_loaded` as in `rounds.RoundEnd`; the rest is valid in the first process only."""
 
     nats: float
     token_count: int

@@ -13,7 +13,7 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import CorruptData, OutOfRange, Rejected, SourceUnavailable, TokenBatch
 from epochal.data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.model_table import ModelSpec
+from epochal.state.config.model_table import DataType, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput, TrainerFailed
 from epochal.state.model.computed_class import UNKNOWN_CLASS
@@ -139,13 +139,15 @@ class MeshTrainer:
         self._inner_state.roll_back()
 
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
-        """Log the rows that each process loaded, and the padded ones: many mean that local steps are too small."""
-        size = self._options.layout.global_batch_size
-        padded = sum(size - batch.row_count for batch in global_batches(plan, size))
-        rows = plan.sequence_count
-        log.info(
-            "mesh_round", extra={"step": plan.step, "rows": rows, "rows_loaded": rows_loaded, "rows_padded": padded}
-        )
+        """Log the rows of each process. Many rows that are padded mean that local steps are too small.
+
+        Where the run packs, nothing but the rows is known here.
+        """
+        fields = {"step": plan.step, "rows": sum(rows_loaded), "rows_loaded": rows_loaded}
+        if self._state.model.LLM.data_type is DataType.PRETRAINING:
+            size = self._options.layout.global_batch_size
+            fields["rows_padded"] = sum(size - batch.row_count for batch in global_batches(plan, size))
+        log.info("mesh_round", extra=fields)
 
     async def aclose(self) -> None:
         if self._processes is not None:
@@ -186,4 +188,5 @@ def _raise(plan: RoundPlan, failures: list[Failed]) -> NoReturn:
     if first.cause == "input":
         raise InvalidInput(first.message)
     failure = NOT_FINITE if first.cause == NOT_FINITE else "trainer"
-    raise TrainerFailed(f"step {plan.step}: {first.message}", step=plan.step, failure=failure)
+    message = first.message.removeprefix(f"step {plan.step}: ")
+    raise TrainerFailed(f"step {plan.step}: {message}", step=plan.step, failure=failure)

@@ -1,22 +1,30 @@
 """Rounds of a mesh: every process takes the same steps in the same order.
 
 For each global batch a process loads its rows, receives the others that its devices need, and computes on its share:
-devices that hold the same rows divide them, so every row is computed on once. At the end of a local step all take one
-optimizer step together. Before each exchange the processes agree that none has failed; if one has, all end the round
-and stay connected. Tensors go from the agent to the processes, and back, one at a time.
+devices that hold the same rows divide them, so every row is computed on once. Where a run packs, the first process
+packs the whole assignment and gives the others their rows. At the end of a local step all take one optimizer step
+together, on the sum of all gradients divided by the number of all predicted tokens. Before each exchange the processes
+agree that none has failed; if one has, all end the round and stay connected. Tensors go from the agent to the
+processes, and back, one at a time.
 """
 
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from epochal.batching.mesh.layout import MeshLayout
-from epochal.batching.mesh.mesh_rows import RowReader, global_batches
+from epochal.batching.mesh.mesh_rows import (
+    GlobalBatch,
+    RowArrays,
+    RowReader,
+    computed_rows,
+    global_batches,
+    packed_rows,
+)
 from epochal.batching.micro_batches import Example
+from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import EpochalError
@@ -26,6 +34,9 @@ from epochal.trainers.mesh.collectives import MeshCollectives
 from epochal.trainers.mesh.mesh_messages import INNER, PARAMETERS, Part, RoundTask, SentTensor
 
 T = TypeVar("T")
+
+_END = -1
+"""The local step that the first process names after the last packed rows."""
 
 
 class CalledOff(EpochalError):
@@ -95,7 +106,10 @@ class MeshLearner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoundEnd:
-    """The end of a round. All but `rows_loaded` is valid in the first process only."""
+    """The end of a round. All but `rows_loaded` is valid in the first process only.
+
+    `rows_loaded` counts the rows that this process loaded; where a run packs, those that it was given.
+    """
 
     loss: Loss
     gradient_norm: float | None
@@ -116,6 +130,15 @@ class AgentTensors:
     send: Callable[[SentTensor], Awaitable[None]]
 
 
+class _Part(NamedTuple):
+    """A process's part in a global batch: the examples on which it computes."""
+
+    local_step: int
+    ends_step: bool
+    examples: list[Example]
+    rows_loaded: int
+
+
 class MeshRounds:
     """One process's part in the rounds of its mesh.
 
@@ -125,6 +148,7 @@ class MeshRounds:
         names: the names of the model's parameters, in order.
         row_tokens: number of tokens in a row.
         worker: runs whatever blocks.
+        packs: whether the run packs samples.
     """
 
     def __init__(
@@ -134,45 +158,79 @@ class MeshRounds:
         names: Sequence[str],
         row_tokens: int,
         worker: Worker,
+        *,
+        packs: bool,
     ) -> None:
         self._row_tokens = row_tokens
         self._learner = learner
         self._names = tuple(names)
         self._collectives = collectives
         self._worker = worker
-        self._own_rows = computed_rows(collectives.layout, collectives.process)
+        self._parts = self._packed_parts if packs else self._loaded_parts
 
     async def train(
-        self, task: RoundTask, tensors: AgentTensors, data: Awaitable[AsyncIterator[TokenBatch]]
+        self, task: RoundTask, tensors: AgentTensors, data: Awaitable[AsyncIterator[TokenBatch] | None]
     ) -> RoundEnd:
         """Take this process's part in a round.
 
         Args:
             task: the same in every process.
             tensors: the round's start, and where its end goes.
-            data: the samples of this process's `loaded_indices`.
+            data: the samples of this process's `loaded_indices`; where the run packs, in the first process, the packed
+                rows of the whole assignment, and None in the others.
 
         Raises:
             DataError, TrainerFailed: this process failed.
             CalledOff: another process failed.
             RuntimeError: another process is gone; this one cannot continue.
         """
-        collectives, learner, run = self._collectives, self._learner, self._worker.run
+        learner, run = self._learner, self._worker.run
         batches = await self._agreed(data)
         await self._agreed(run(learner.open))
         await self._receive(task, tensors)
-        reader = RowReader(collectives.layout, collectives.process, self._row_tokens, batches)
-        for number, group in itertools.groupby(
-            global_batches(task.plan, collectives.layout.global_batch_size), key=lambda batch: batch.local_step
-        ):
-            for batch in group:
-                rows = await self._agreed(reader.read(batch))
-                await run(partial(collectives.share_rows, rows.data))
-                await self._agreed(run(partial(learner.add, rows.examples(self._own_rows))))
-            await run(partial(learner.step, number, task.plan.learning_rates[number]))
+        rows_loaded = 0
+        async for part in self._parts(task.plan, batches):
+            rows_loaded += part.rows_loaded
+            await self._agreed(run(partial(learner.add, part.examples)))
+            if part.ends_step:
+                await run(partial(learner.step, part.local_step, task.plan.learning_rates[part.local_step]))
         loss, norm = await run(learner.finish)
         await self._send(task, tensors)
-        return RoundEnd(loss, norm, learner.step_count, reader.rows_loaded)
+        return RoundEnd(loss, norm, learner.step_count, rows_loaded)
+
+    async def _loaded_parts(self, plan: RoundPlan, batches: AsyncIterator[TokenBatch] | None) -> AsyncIterator[_Part]:
+        """Yield this process's parts, each process loading its own rows."""
+        collectives, layout = self._collectives, self._collectives.layout
+        assert batches is not None
+        reader = RowReader(layout, collectives.process, self._row_tokens, batches)
+        for batch in global_batches(plan, layout.global_batch_size):
+            before = reader.rows_loaded
+            rows = await self._agreed(reader.read(batch))
+            await self._worker.run(partial(collectives.share_rows, rows.data))
+            examples = rows.examples(computed_rows(layout, collectives.process, batch.row_count))
+            yield _Part(batch.local_step, batch.ends_step, examples, reader.rows_loaded - before)
+
+    async def _packed_parts(self, plan: RoundPlan, batches: AsyncIterator[TokenBatch] | None) -> AsyncIterator[_Part]:
+        """Yield this process's parts, of the rows that the first process has."""
+        collectives, run = self._collectives, self._worker.run
+        packed = None if batches is None else packed_rows(plan, collectives.layout, self._row_tokens, batches)
+
+        async def next_rows() -> tuple[GlobalBatch, list[RowArrays]] | None:
+            return None if packed is None else await anext(packed, None)
+
+        while True:
+            found = await self._agreed(next_rows())
+            batch, rows = found or (None, [])
+            head = np.array([batch.local_step, batch.ends_step, len(rows[0].data)] if batch else [_END, 0, 0], np.int64)
+            await run(partial(collectives.from_first, head))
+            local_step, ends_step, row_count = head.tolist()
+            if local_step == _END:
+                return
+            own = RowArrays.zeros(row_count, self._row_tokens)
+            parts = [each.data for each in rows] if batch else None
+            await run(partial(collectives.rows_from_first, own.data, parts))
+            weighed = int(np.count_nonzero(own.weights))
+            yield _Part(local_step, bool(ends_step), own.examples(range(row_count)), weighed)
 
     async def _agreed(self, part: Awaitable[T]) -> T:
         """Return the result of this process's part once all processes have finished theirs."""
@@ -207,16 +265,3 @@ class MeshRounds:
                 values = await self._worker.run(partial(self._learner.whole, part, name))
                 if values is not None:
                     await tensors.send(SentTensor(part, name, values))
-
-
-def computed_rows(layout: MeshLayout, process: int) -> list[int]:
-    """Return the rows, of those that a process needs, on which it computes.
-
-    Of *R* devices with the same rows, the *r*-th takes every *R*-th row, beginning with the *r*-th.
-    """
-    found: list[int] = []
-    for number, shard in enumerate(layout.loading(process).needed_shards):
-        replicas = set(np.flatnonzero(layout.holders[shard] == process).tolist())
-        first = number * layout.batch_size
-        found += [first + row for row in range(layout.batch_size) if row % layout.replica_count in replicas]
-    return found

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 
 from epochal.batching.mesh.mesh_rows import loaded_indices
+from epochal.batching.packing.packed_batches import AssignedBatches, Packing
 from epochal.batching.round_plan import RoundPlan
-from epochal.data_providers.fetcher import BatchReceiver, DataFetcher, FetchSettings, failure_kind
+from epochal.data_providers.fetcher import DataFetcher, FetchSettings, failure_kind
 from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.sources.cache import BlockCache
@@ -23,14 +24,14 @@ from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.config.model_table import InnerOptimizer, ModelSpec
+from epochal.state.config.model_table import DataType, InnerOptimizer, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, Unsupported
 from epochal.state.intervals import BatchId
 from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.architectures import TORCH, open_model
-from epochal.trainers.mesh.collectives import Meeting, MeshCollectives
+from epochal.trainers.mesh.collectives import FIRST, Meeting, MeshCollectives
 from epochal.trainers.mesh.data_parallel import SummedLearner
 from epochal.trainers.mesh.mesh_messages import (
     ENDED_WITH_AGENT,
@@ -71,8 +72,10 @@ class MeshWorker:
         self._layout = options.layout
         self.computed = UNKNOWN_CLASS
         self._rounds: MeshRounds | None = None
+        self._packs = self._state.model.LLM.data_type is DataType.FINETUNING
+        self._packing: Packing | None = None
         self._provider: DataProvider | None = None
-        self._receiver: BatchReceiver | None = None
+        self._received: AssignedBatches | None = None
         self._ticket = ""
         self._document_version = 0
 
@@ -88,7 +91,7 @@ class MeshWorker:
     async def take_part(self, task: RoundTask, tensors: AgentTensors) -> RoundDone | Failed:
         """Take part in a round and return the answer."""
         self._ticket, self._document_version = task.ticket, task.document_version
-        self._receiver = None
+        self._received = None
         assert self._rounds is not None
         try:
             async with asyncio.TaskGroup() as group:
@@ -110,7 +113,7 @@ class MeshWorker:
         )
         self.computed = learner.computed
         names = tuple(self._model.shapes)
-        self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker)
+        self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker, packs=self._packs)
 
     def _sharded_learner(self, optimizer: InnerOptimizer | None) -> MeshLearner:
         from epochal.trainers.torch.sharded_learner import ShardableModel
@@ -120,15 +123,31 @@ class MeshWorker:
         mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)
         return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 
-    async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> BatchReceiver:
-        """Open the run's data if they are not open; return this process's samples."""
+    async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> AssignedBatches | None:
+        """Open the run's data if they are not open; return this process's samples.
+
+        Where the run packs, return all packed rows in the first process, and None in the others.
+        """
+        if self._packs and self._start.process != FIRST:
+            return None
         if self._provider is None:
             self._provider = await self._open_provider()
-        fetcher = DataFetcher(self._provider, FetchSettings.of(self._state, 1), system_jitter, self._model.vocabulary)
-        # Processes share batches; for this fetcher each data index is a batch.
-        indices = loaded_indices(plan, self._layout, self._start.process)
-        self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
-        return self._receiver
+        settings = FetchSettings.of(self._state, None if self._packs else 1)
+        fetcher = DataFetcher(self._provider, settings, system_jitter, self._model.vocabulary)
+        if self._packs:
+            packing = self._packing = self._packing or self._open_packing()
+            self._received = packing.rows_of(plan.assignment, fetcher.fetch_data(plan.assignment, group))
+        else:
+            # Processes share batches; for this fetcher each data index is a batch.
+            indices = loaded_indices(plan, self._layout, self._start.process)
+            self._received = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
+        return self._received
+
+    def _open_packing(self) -> Packing:
+        permissions = self._start.options.permissions
+        packing = Packing.of(self._state, self._model.vocabulary, WorkerThread("epochal-packing"), permissions)
+        assert packing is not None, "the run packs"
+        return packing
 
     async def _open_provider(self) -> DataProvider:
         options = self._start.options
@@ -155,9 +174,11 @@ class MeshWorker:
         raise error
 
     def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
-        """Return the batches of the data indices that could not be fetched."""
-        failed = None if self._receiver is None else self._receiver.failed_batch
-        return None if failed is None else failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
+        """Return the batches of the data indices that could not be fetched or encoded."""
+        failed = None if self._received is None else self._received.failed_batch
+        if failed is None or self._packs:
+            return failed
+        return failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
 
 
 class _AgentMessages:

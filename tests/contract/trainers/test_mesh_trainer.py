@@ -17,12 +17,12 @@ import pytest_asyncio
 
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.open_data import open_provider
-from epochal.data_providers.protocol import CorruptData, TokenBatch
+from epochal.data_providers.protocol import IGNORED_LABEL, CorruptData, TokenBatch
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import NgramConfig
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import InvalidInput, TrainerFailed, Unsupported
+from epochal.state.errors import InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.mesh import launcher
@@ -33,6 +33,7 @@ from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.protocol import TrainedRound, Trainer
 from epochal.trainers.registry import open_mesh_trainer, open_trainer
 from tests.support.bounds import BOUND_S
+from tests.support.data.packed_assignment import packed_data, write_answers
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import rounds
@@ -56,6 +57,19 @@ def run_state(folder: Path, bad_index: int | None = None, **overrides: Any) -> S
         config__data_indices_per_batch=3,
         model__LLM__data_location={"Local": str(folder / "tokens.bin")},
         model__LLM__ngram=NGRAM.model_dump(),
+        **overrides,
+    )
+
+
+def packed_state(folder: Path, bad: int | None = None, **overrides: Any) -> StateFile:
+    write_answers(folder / "train.jsonl", SEQUENCES, bad)
+    return state_file(
+        config__data_indices_per_batch=3,
+        model__LLM__data_type="Finetuning",
+        model__LLM__max_seq_len=160,
+        model__LLM__data_location={"Local": str(folder / "train.jsonl")},
+        model__LLM__ngram=NGRAM.model_dump(),
+        merge__inner_state="keep",
         **overrides,
     )
 
@@ -188,15 +202,20 @@ async def assert_trains_as_alone(
     with caplog.at_level("INFO"):
         found, _ = await rounds(trainer, PLAN, START, nothing, 2)
     trainer.roll_back_inner_state()
-    for one, other in zip(found, wanted, strict=True):
-        assert one.token_count == other.token_count == 21 * SEQ_LEN
-        assert one.loss == pytest.approx(other.loss, rel=1e-5)
-        for name, difference in other.difference.items():
-            np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6)
+    assert_alike(found, wanted)
+    assert {one.token_count for one in found} == {21 * SEQ_LEN}
     loaded = [record.__dict__["rows_loaded"] for record in caplog.records if record.getMessage() == "mesh_round"]
     assert [sum(rows) for rows in loaded] == [21, 21], "each row once"
     for number in range(options.process_count):
         assert (loaded[0][number] > 0) == options.layout.loading(number).should_load
+
+
+def assert_alike(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.token_count == other.token_count
+        assert one.loss == pytest.approx(other.loss, rel=1e-5)
+        for name, difference in other.difference.items():
+            np.testing.assert_allclose(one.difference[name], difference, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.nightly
@@ -276,10 +295,63 @@ def test_mesh_without_torch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> 
         MeshOptions("data=2", 2)
 
 
-async def test_mesh_refuses_data_that_are_packed(tmp_path: Path) -> None:
-    state = run_state(tmp_path, model__LLM__data_type="Finetuning")
-    with pytest.raises(Unsupported, match="Pretraining with a mesh"):
-        await open_mesh_trainer(MeshOptions("data=2", 2), state, state.model.LLM.spec, lambda: "", InlineWorker())
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def packing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SharedMesh]:
+    """A mesh of two processes for the tests of a run that packs; record 150 cannot be encoded."""
+    need_module("torch")
+    folder = tmp_path_factory.mktemp("packing")
+    state = packed_state(folder, bad=150)
+    async with opened(state) as trainer:
+        yield SharedMesh(trainer, state, folder)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_mesh_trains_on_packed_rows_as_one_process_does(
+    packing: SharedMesh, caplog: pytest.LogCaptureFixture
+) -> None:
+    await assert_packs_as_alone(packing.trainer, packing.state, caplog)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_process_without_a_packed_row_takes_part(packing: SharedMesh, caplog: pytest.LogCaptureFixture) -> None:
+    plan = RoundPlan(5, (BatchId(2, 2),), 3, (0.01,))
+    (row,) = [row async for row in packed_data(packing.state, plan) if row.sample_count]
+    with caplog.at_level("INFO"):
+        trained = await train(packing.trainer, plan)
+    packing.trainer.roll_back_inner_state()
+    assert [one.__dict__["rows_loaded"] for one in caplog.records if one.getMessage() == "mesh_round"] == [[1, 0]]
+    assert row.labels is not None
+    assert 0 < trained.token_count == np.count_nonzero(row.labels != IGNORED_LABEL) < len(row.labels)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_sample_that_a_mesh_cannot_pack_names_its_batch(packing: SharedMesh) -> None:
+    pids = [process.pid for process in _processes_of(packing.trainer)]
+    with pytest.raises(CorruptData, match="data index 150 is a record of question") as failed:
+        await train(packing.trainer, RoundPlan(3, (BatchId(2, 3), BatchId(48, 52)), 3, (0.01, 0.02)))
+    assert failed.value.context["batch_id"] == BatchId(50, 50)
+    assert (await train(packing.trainer)).token_count, "the mesh goes on"
+    assert [process.pid for process in _processes_of(packing.trainer)] == pids, "the same processes"
+
+
+@pytest.mark.nightly
+async def test_mesh_of_another_shape_trains_on_packed_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = packed_state(tmp_path, packing={"method": "padded"})
+    async with opened(state, "data=2,tensor=2", 3) as trainer:
+        await assert_packs_as_alone(trainer, state, caplog)
+
+
+async def assert_packs_as_alone(trainer: MeshTrainer, state: StateFile, caplog: pytest.LogCaptureFixture) -> None:
+    alone = open_trainer("numpy", state, state.model.LLM.spec, InlineWorker())
+    wanted, _ = await rounds(alone, PLAN, START, lambda: packed_data(state, PLAN), 2)
+    rows = [row async for row in packed_data(state, PLAN) if row.sample_count]
+    with caplog.at_level("INFO"):
+        found, _ = await rounds(trainer, PLAN, START, nothing, 2)
+    trainer.roll_back_inner_state()
+    assert_alike(found, wanted)
+    for log in [one.__dict__ for one in caplog.records if one.getMessage() == "mesh_round"]:
+        assert log["rows"] == sum(log["rows_loaded"]) == len(rows), "each row once"
+        assert min(log["rows_loaded"]) > 0, "no process is idle"
 
 
 def _processes_of(trainer: Any) -> list[asyncio.subprocess.Process]:

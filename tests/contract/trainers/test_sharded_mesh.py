@@ -29,6 +29,7 @@ from epochal.trainers.mesh.mesh_trainer import MeshTrainer
 from epochal.trainers.protocol import TrainedRound
 from epochal.trainers.registry import TrainerOptions, open_mesh_trainer, open_trainer
 from epochal.trainers.torch.torch_options import TorchOptions
+from tests.support.data.packed_assignment import packed_data, write_answers
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.models.local_training import SEED, rounds
@@ -52,20 +53,21 @@ def torch() -> None:
     need_module("transformers")
 
 
-def run_state(folder: Path, bad_index: int | None = None) -> StateFile:
+def run_state(folder: Path, bad_index: int | None = None, **overrides: Any) -> StateFile:
     tokens = (np.arange(SEQUENCES * SEQ_LEN) ** 2 // 7 % 256).astype("<u2")
     if bad_index is not None:
         tokens[bad_index * SEQ_LEN + 3] = 999
     tokens.tofile(folder / "tokens.bin")
-    return state_file(
-        config__data_indices_per_batch=3,
-        merge__inner_state="keep",
-        model__LLM__architecture="HfLlama",
-        model__LLM__hf=HF,
-        model__LLM__max_seq_len=SEQ_LEN,
-        model__LLM__optimizer=SMOOTH,
-        model__LLM__data_location={"Local": str(folder / "tokens.bin")},
-    )
+    values = {
+        "config__data_indices_per_batch": 3,
+        "merge__inner_state": "keep",
+        "model__LLM__architecture": "HfLlama",
+        "model__LLM__hf": HF,
+        "model__LLM__max_seq_len": SEQ_LEN,
+        "model__LLM__optimizer": SMOOTH,
+        "model__LLM__data_location": {"Local": str(folder / "tokens.bin")},
+    }
+    return state_file(**values | overrides)
 
 
 def start_of(state: StateFile) -> Tensors:
@@ -107,7 +109,7 @@ async def nothing() -> AsyncIterator[TokenBatch]:
 
 def assert_same(found: list[TrainedRound], wanted: list[TrainedRound]) -> None:
     for one, other in zip(found, wanted, strict=True):
-        assert one.token_count == other.token_count == 15 * (SEQ_LEN - 1)
+        assert one.token_count == other.token_count
         assert one.loss == pytest.approx(other.loss, rel=1e-5)
         assert one.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
         assert list(one.difference) == list(other.difference)
@@ -121,6 +123,27 @@ async def test_sharded_mesh_trains_as_one_process_does(tmp_path: Path) -> None:
     async with opened(state, "data=2,fsdp=2", 4, micro_batch=1) as trainer:
         found, _ = await rounds(trainer, PLAN, start_of(state), nothing, 2)
     assert_same(found, await rounds_alone(state, 2))
+    assert {one.token_count for one in found} == {15 * (SEQ_LEN - 1)}
+
+
+@pytest.mark.nightly
+async def test_sharded_mesh_trains_on_packed_rows_as_one_process_does(tmp_path: Path) -> None:
+    write_answers(tmp_path / "train.jsonl", SEQUENCES)
+    state = run_state(
+        tmp_path,
+        model__LLM__data_type="Finetuning",
+        model__LLM__max_seq_len=64,
+        model__LLM__data_location={"Local": str(tmp_path / "train.jsonl")},
+    )
+    one_row = RoundPlan(4, (BatchId(2, 2),), 3, (0.01,))
+    async with opened(state, "data=2") as trainer:
+        found, _ = await rounds(trainer, PLAN, start_of(state), nothing, 2)
+        few, _ = await rounds(trainer, one_row, start_of(state), nothing, 1)
+    options = TrainerOptions(torch=TorchOptions(device="cpu"))
+    alone = open_trainer("torch", state, state.model.LLM.spec, InlineWorker(), options)
+    wanted, _ = await rounds(alone, PLAN, start_of(state), lambda: packed_data(state, PLAN), 2)
+    fewer, _ = await rounds(alone, one_row, start_of(state), lambda: packed_data(state, one_row), 1)
+    assert_same([*found, *few], [*wanted, *fewer])
 
 
 class SharedMesh:

@@ -108,6 +108,44 @@ def test_every_layout_is_the_rule_read_plainly(mesh: MeshLayout) -> None:
     assert mesh.io_saved == sum(map(len, needed_by.values())) / mesh.shard_count
 
 
+@given(layouts(), st.data())
+def test_rows_are_spread_evenly_over_devices_and_processes(mesh: MeshLayout, data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, mesh.global_batch_size))
+    devices = mesh.row_devices(count)
+    assert devices.tolist() == sorted(devices.tolist())
+    assert len(devices) == count
+    of_shards = np.bincount(devices // mesh.replica_count, minlength=mesh.shard_count)
+    assert of_shards.max() <= mesh.batch_size
+    if count == mesh.global_batch_size:
+        assert set(of_shards.tolist()) == {mesh.batch_size}
+    if mesh.batch_size % mesh.replica_count:
+        return  # a full shard passes a row on
+    of_devices = np.bincount(devices, minlength=mesh.holders.size)
+    assert of_devices.max() - of_devices.min() <= 1
+    owners = np.bincount(mesh.holders.ravel()[devices], minlength=6)
+    held = np.bincount(mesh.holders.ravel(), minlength=6)
+    for number in set(held.tolist()) - {0}:
+        alike = owners[held == number]
+        assert alike.max() - alike.min() <= 1, "processes with equally many devices"
+    if count >= np.count_nonzero(held):
+        assert (owners[held > 0] > 0).all(), "no process is idle"
+
+
+@pytest.mark.parametrize(
+    ("processes", "count", "wanted"),
+    [
+        ([[0], [1]], 3, [0, 0, 1]),
+        ([[0], [1]], 1, [0]),
+        ([[0], [0], [1], [1]], 2, [0, 1]),
+        ([[0, 1], [0, 1]], 2, [0, 1]),
+        ([[0, 0, 0], [1, 1, 1]], 5, [0, 0, 0, 1, 1]),
+    ],
+)
+def test_few_rows_go_to_different_processes(processes: Any, count: int, wanted: list[int]) -> None:
+    mesh = layout(processes)
+    assert mesh.holders.ravel()[mesh.row_devices(count)].tolist() == wanted
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
