@@ -38,7 +38,7 @@ from epochal.state.config.data_location import (
     WeightedHttp,
 )
 from epochal.state.errors import InvalidInput
-from epochal.state.text.file_urls import path_of
+from epochal.state.file_urls import path_of
 
 MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2

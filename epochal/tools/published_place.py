@@ -8,8 +8,9 @@ from epochal.coordinator.store.object_store.objects import Objects
 from epochal.coordinator.store.published_files import BucketFiles, FolderFiles, PublishedFiles
 from epochal.state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
 from epochal.state.errors import InvalidInput
+from epochal.state.file_urls import named_path
 
-ALLOWED = "a folder, s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://ACCOUNT/CONTAINER/FOLDER"
+ALLOWED = "a folder (also as file:///PATH), s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://ACCOUNT/CONTAINER/FOLDER"
 BUCKETS = ("s3", "gs", "az")
 
 
@@ -29,6 +30,7 @@ def published_files(text: str, *, is_public: bool = False) -> PublishedFiles:
     Raises:
         InvalidInput: it is neither; or for a bucket, obstore is not installed, or there are no credentials.
     """
+    text = named_path(text, "place")
     if not is_bucket(text):
         if not text or "://" in text:
             raise InvalidInput(f"{text!r} is no place for a published run; allowed: {ALLOWED}")

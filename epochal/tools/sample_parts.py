@@ -19,6 +19,7 @@ from epochal.data_providers.sources.manifest import MANIFEST_NAME
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.state.file_urls import named_path
 from epochal.tools.prepare.publishing import PREPARATION, TOKENIZER_FOLDER, TRAIN
 from epochal.tools.prepare.text_tokenizer import BYTES, BYTES_VOCABULARY, TOKENIZER_FILE
 
@@ -110,6 +111,7 @@ def decoder_of(tokenizer: str) -> Decode:
     """Return what decodes the tokens of `bytes` or of a `tokenizer.json`. `InvalidInput` if it cannot be used."""
     if tokenizer == BYTES:
         return decode_bytes
+    tokenizer = named_path(tokenizer, "--tokenizer")
     path = Path(tokenizer)
     if not path.is_file():
         allowed = f"allowed: a tokenizer.json, or {BYTES}"

@@ -14,7 +14,7 @@ from epochal.state.config.schema import (
     TaggedEnum,
     TokenSize,
 )
-from epochal.state.text.file_urls import path_of
+from epochal.state.file_urls import path_of
 
 SEED_BYTES = 32
 MAX_PORT = 65_535

@@ -8,6 +8,7 @@ from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_location import S3, Gcp
 from epochal.state.config.model_table import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
 from epochal.state.errors import InternalError, InvalidInput
+from epochal.state.file_urls import named_path
 from epochal.trainers.sources.bucket_model import BucketFolder
 from epochal.trainers.sources.folder_source import FolderSource
 from epochal.trainers.sources.hub_model import HubFolder
@@ -42,11 +43,12 @@ def open_source(checkpoint: Checkpoint, permissions: Permissions = OWNERS) -> Mo
 
 
 def parse_source(text: str) -> ModelSource:
-    """Return the source at a path, or at `hf://ORGANIZATION/NAME`, `hf://ORGANIZATION/NAME@REVISION`, `s3://…` or `gs://…`.
+    """Return the source at a path, or at `file:///PATH`, `hf://ORGANIZATION/NAME[@REVISION]`, `s3://…` or `gs://…`.
 
     Raises:
         InvalidInput: as `open_source`, or it names none of these.
     """
+    text = named_path(text, "source")
     scheme, separator, rest = text.partition("://")
     if not separator:
         return local_source(Path(text))

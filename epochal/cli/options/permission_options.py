@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from epochal.cli.options.shared import local_path
 from epochal.cli.output.logs import LogFormat
 from epochal.cli.output.printing import say
 from epochal.data_providers.locations import parse_location, permissions_of_owner
@@ -21,6 +22,7 @@ AllowLocalOption = Annotated[
     typer.Option(
         "--allow-local",
         metavar="DIR",
+        parser=local_path,
         help="Let the run open files of this machine below this folder, where it names them; repeat for several.",
     ),
 ]

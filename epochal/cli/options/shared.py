@@ -10,6 +10,7 @@ import typer
 from epochal.cli.output.logs import LogFormat
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.state.errors import InvalidInput
+from epochal.state.file_urls import named_path
 
 TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
 CHECKER_TOKEN_VARIABLE = "EPOCHAL_CHECKER_TOKEN"
@@ -47,6 +48,16 @@ CoordinatorCaOption = Annotated[
 ]
 TlsCertOption = Annotated[Path | None, typer.Option("--tls-cert", help="Certificate chain in PEM, to serve HTTPS.")]
 TlsKeyOption = Annotated[Path | None, typer.Option("--tls-key", help="Private key of --tls-cert, in PEM.")]
+
+
+def local_path(text: str) -> Path:
+    """Return the path that an option names, also as a `file:` URL. Raise `typer.BadParameter` for another one."""
+    try:
+        return Path(named_path(text, "path"))
+    except InvalidInput as error:
+        raise typer.BadParameter(error.message) from error
+
+
 StoreArgument = Annotated[
     str,
     typer.Argument(

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from epochal.cli.options.shared import local_path
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from epochal.trainers.registry import TRAINERS
@@ -41,7 +42,10 @@ MicroBatchOption = Annotated[
 BaseOption = Annotated[
     Path | None,
     typer.Option(
-        "--base", metavar="DIR", help="Folder of the base of a run's adapter. Default: the run's repository on the Hub."
+        "--base",
+        metavar="DIR",
+        parser=local_path,
+        help="Folder of the base of a run's adapter. Default: the run's repository on the Hub.",
     ),
 ]
 BasePrecisionOption = Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from epochal.cli.options.shared import local_path
 from epochal.cli.output.printing import say
 from epochal.runtime.long_work import BYTES, long_work
 from epochal.state.config.state_file import parse_state
@@ -45,7 +46,8 @@ TokenizerOption = Annotated[
     ),
 ]
 OutOption = Annotated[
-    Path, typer.Option(metavar="DIR", help="Folder to write: new, empty, or of the same preparation.")
+    Path,
+    typer.Option(metavar="DIR", parser=local_path, help="Folder to write: new, empty, or of the same preparation."),
 ]
 EndTokenOption = Annotated[
     str | None,

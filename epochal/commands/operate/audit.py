@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, local_path, trusted
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.publishing import fetch
 from epochal.coordinator.store.published_files import FolderFiles
@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # with what trains, which other audits do not need
     from epochal.tools.replays.stored_replays import StoredReplay
 
 MAX_RETRAINED = 10_000
-_Base = Annotated[Path | None, typer.Option("--base", metavar="DIR", help="As `epochal client` takes it.")]
+_Base = Annotated[
+    Path | None, typer.Option("--base", metavar="DIR", parser=local_path, help="As `epochal client` takes it.")
+]
 _BasePrecision = Annotated[str | None, typer.Option("--base-precision", help="As `epochal client` takes it.")]
 
 

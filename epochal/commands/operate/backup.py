@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.shared import JsonOption
+from epochal.cli.options.shared import JsonOption, local_path
 from epochal.cli.output.printing import say
 from epochal.coordinator.proof.backup import back_up
 from epochal.coordinator.store.open import DATABASE_SCHEMES
@@ -26,7 +26,9 @@ def backup(
     ],
     to: Annotated[
         Path,
-        typer.Argument(metavar="TO", help="New folder for the copy; it appears when the copy is complete."),
+        typer.Argument(
+            metavar="TO", parser=local_path, help="New folder for the copy; it appears when the copy is complete."
+        ),
     ],
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from epochal.cli.options.admin_token import AdminToken
-from epochal.cli.options.shared import CoordinatorCaOption
+from epochal.cli.options.shared import CoordinatorCaOption, local_path
 from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.state.errors import InvalidInput
@@ -26,7 +26,10 @@ from epochal.trainers.sources.float_types import FloatType
 
 def export(
     run: RunArgument,
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder; it appears when it is complete.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", parser=local_path, help="New folder; it appears when it is complete."),
+    ],
     step: Annotated[
         int | None, typer.Option(min=0, help="Export the checkpoint of this step. Default: the newest.")
     ] = None,
@@ -53,7 +56,10 @@ def export(
     base: Annotated[
         Path | None,
         typer.Option(
-            "--base", metavar="DIR", help="With --merged: the base's folder. Default: the run's repository on the Hub."
+            "--base",
+            metavar="DIR",
+            parser=local_path,
+            help="With --merged: the base's folder. Default: the run's repository on the Hub.",
         ),
     ] = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,

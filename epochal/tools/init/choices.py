@@ -17,6 +17,7 @@ from epochal.state.config.data_location import DummyData, Server, SingleUrl
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.errors import InvalidInput
+from epochal.state.file_urls import named_path
 from epochal.tools.plan.scenario import parse_count
 from epochal.tools.quality import MEASURED, MOST_OF_CODEC, Measured, codec_choices, settings_of, shown_loss
 
@@ -158,6 +159,7 @@ def chosen_data(text: str, token_size: int, address: str) -> ChosenData:
     Raises:
         InvalidInput: there is no such folder or location, or the folder holds no token files.
     """
+    text = named_path(text, "--data")
     if "://" not in text and text != "dummy":
         return _folder(Path(text), token_size, address)
     location = parse_location(text)

@@ -18,6 +18,7 @@ from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME
 from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.file_urls import named_path
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.tools.prepare.counts import MAX_NAMED, PrepareCounts
 from epochal.tools.prepare.encoding_pool import encoded
@@ -91,7 +92,7 @@ def prepare(
     except InvalidInput as error:
         raise InvalidInput(f"--data-address {options.data_address!r}; allowed: host:port") from error
     found = find_tokenizer(str(tokenizer), options.end_token)
-    places, folder = [str(place) for place in sources], Path(out)
+    places, folder = [named_path(str(place), "source") for place in sources], Path(out)
     content = {"sources": places, "tokenizer": found.identity.to_plain(), **options.content()}
     chat = None
     if options.chat:

@@ -38,8 +38,8 @@ READ = (
 BUCKETS = ("s3", "gs", "az")
 WEB = ("http", "https")
 ALLOWED_PLACES = (
-    "a file or folder on this machine, http(s)://… of a file, s3://, gs:// or az://… of a file or folder, "
-    "hf://datasets/NAME"
+    "a file or folder on this machine (also as file:///PATH), http(s)://… of a file, s3://, gs:// or az://… of a file "
+    "or folder, hf://datasets/NAME"
 )
 """The possible sources, for messages."""
 MAX_FILES = 1_000_000

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
+from epochal.state.file_urls import named_path
 from epochal.tools.prepare.prepare_options import EXTRA
 from epochal.trainers.sources.hub_model import HubFolder
 from epochal.trainers.sources.tokenizers import identity_of
@@ -144,6 +145,7 @@ def find_tokenizer(asked: str, end_token: str | None) -> NamedTokenizer:
     """
     if asked == BYTES:
         return NamedTokenizer(_bytes_identity(end_token), {})
+    asked = named_path(asked, "tokenizer")
     path = Path(asked)
     files = _local_files(path) if path.exists() else _hub_files(asked)
     return named_tokenizer(path.name if path.exists() else asked, files, end_token)

@@ -13,8 +13,8 @@ from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Local, Preprocessed, WeightedHttp
 from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.errors import InvalidConfig, InvalidInput
+from epochal.state.file_urls import path_of
 from epochal.state.intervals import DataIds
-from epochal.state.text.file_urls import path_of
 from tests.support.data.states import state_file
 
 PINNED = f"#sha256={'ab' * 32}"
