@@ -37,8 +37,8 @@ from epochal.state.config.data_location import (
     Urls,
     WeightedHttp,
 )
+from epochal.state.config.file_urls import path_of
 from epochal.state.errors import InvalidInput
-from epochal.state.file_urls import path_of
 
 MIX_SUFFIX = ".json"
 DEFAULT_TOKEN_SIZE_BYTES = 2

@@ -4,7 +4,7 @@ A mesh is a grid of devices with named axes. The global batch is cut into *shard
 rows each; along every other axis the devices hold the same rows. A process loads a shard when it holds, for that shard,
 the device at index 0 of every axis that is not a batch axis, so every row is loaded exactly once, by one process;
 the others that need it receive it by broadcast. Devices with the same rows divide them, so every row is computed once.
-A global batch with fewer rows is spread over all devices, so that no process is idle while another has two rows.
+A global batch with fewer rows is spread over all devices, the processes taking turns.
 
 Which process holds which device is an input. Everything here is computed from it without communication, so that all
 processes agree.

@@ -15,8 +15,8 @@ from epochal.coordinator.store.replication import Program
 from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.state.config.blob_place import BlobPlace
+from epochal.state.config.file_urls import path_of
 from epochal.state.errors import ExtraMissing, InvalidInput
-from epochal.state.file_urls import path_of
 
 ALLOWED = "a folder, file:///PATH/OF/A/FOLDER, or postgresql://USER@HOST/DATABASE"
 DATABASE_SCHEMES = ("postgresql", "postgres")

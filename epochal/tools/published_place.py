@@ -7,8 +7,8 @@ from pydantic import ValidationError
 from epochal.coordinator.store.object_store.objects import Objects
 from epochal.coordinator.store.published_files import BucketFiles, FolderFiles, PublishedFiles
 from epochal.state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
+from epochal.state.config.file_urls import named_path
 from epochal.state.errors import InvalidInput
-from epochal.state.file_urls import named_path
 
 ALLOWED = "a folder (also as file:///PATH), s3://BUCKET/FOLDER, gs://BUCKET/FOLDER or az://ACCOUNT/CONTAINER/FOLDER"
 BUCKETS = ("s3", "gs", "az")

@@ -17,9 +17,9 @@ from epochal.batching.packing.task_encoder import EncoderContext, open_encoder
 from epochal.data_providers.protocol import MAX_SEQUENCE_BYTES, TokenBatch
 from epochal.data_providers.sources.manifest import MANIFEST_NAME
 from epochal.runtime.permissions import OWNERS
+from epochal.state.config.file_urls import named_path
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import ExtraMissing, InvalidInput
-from epochal.state.file_urls import named_path
 from epochal.tools.prepare.publishing import PREPARATION, TOKENIZER_FOLDER, TRAIN
 from epochal.tools.prepare.text_tokenizer import BYTES, BYTES_VOCABULARY, TOKENIZER_FILE
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from epochal.state.config.file_urls import path_of
 from epochal.state.config.schema import (
     Natural,
     PathText,
@@ -14,7 +15,6 @@ from epochal.state.config.schema import (
     TaggedEnum,
     TokenSize,
 )
-from epochal.state.file_urls import path_of
 
 SEED_BYTES = 32
 MAX_PORT = 65_535

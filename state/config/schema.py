@@ -27,7 +27,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchema
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
-from epochal.state.file_urls import path_of
+from epochal.state.config.file_urls import path_of
 
 MAX_INTEGER = 2**63 - 1
 """TOML requires only integers of 64 bits; not every reader accepts a larger one."""

@@ -6,9 +6,9 @@ from epochal.runtime.buckets import Bucket
 from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_location import S3, Gcp
+from epochal.state.config.file_urls import named_path
 from epochal.state.config.model_table import Checkpoint, Gcs, Hub, LocalCheckpoint, S3Checkpoint
 from epochal.state.errors import InternalError, InvalidInput
-from epochal.state.file_urls import named_path
 from epochal.trainers.sources.bucket_model import BucketFolder
 from epochal.trainers.sources.folder_source import FolderSource
 from epochal.trainers.sources.hub_model import HubFolder

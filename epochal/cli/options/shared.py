@@ -9,8 +9,8 @@ import typer
 
 from epochal.cli.output.logs import LogFormat
 from epochal.runtime.connections.loopback import is_loopback
+from epochal.state.config.file_urls import named_path
 from epochal.state.errors import InvalidInput
-from epochal.state.file_urls import named_path
 
 TRAINER_TOKEN_VARIABLE = "EPOCHAL_TRAINER_TOKEN"
 CHECKER_TOKEN_VARIABLE = "EPOCHAL_CHECKER_TOKEN"

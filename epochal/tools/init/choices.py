@@ -14,10 +14,10 @@ import tomli_w
 from epochal.data_providers.file_names import NPY_SUFFIX, RAW_SUFFIXES
 from epochal.data_providers.locations import parse_location
 from epochal.state.config.data_location import DummyData, Server, SingleUrl
+from epochal.state.config.file_urls import named_path
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.errors import InvalidInput
-from epochal.state.file_urls import named_path
 from epochal.tools.plan.scenario import parse_count
 from epochal.tools.quality import MEASURED, MOST_OF_CODEC, Measured, codec_choices, settings_of, shown_loss
 

@@ -17,8 +17,8 @@ from typing import Any
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME
+from epochal.state.config.file_urls import named_path
 from epochal.state.errors import EpochalError, InvalidInput
-from epochal.state.file_urls import named_path
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
 from epochal.tools.prepare.counts import MAX_NAMED, PrepareCounts
 from epochal.tools.prepare.encoding_pool import encoded

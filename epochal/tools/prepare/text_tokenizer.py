@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.file_urls import named_path
 from epochal.state.errors import ExtraMissing, InvalidInput, ModelUnavailable
-from epochal.state.file_urls import named_path
 from epochal.tools.prepare.prepare_options import EXTRA
 from epochal.trainers.sources.hub_model import HubFolder
 from epochal.trainers.sources.tokenizers import identity_of

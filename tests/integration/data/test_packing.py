@@ -1,4 +1,4 @@
-"""Whole runs over samples of different lengths: packed in the clients, encoded by a user's own class, proved."""
+"""Whole runs over samples of different lengths: packed in clients of one process and of several, and proved."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.drive.processes import real_run
+from tests.support.heavy import need_module
 from tests.support.models.installed_trainers import register
 
 ROOT = str(Path(__file__).parents[3])
@@ -37,6 +38,7 @@ def write_records(path: Path, count: int) -> None:
 async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    need_module("torch")
     write_records(tmp_path / "data" / "train.jsonl", 90)
     write_records(tmp_path / "data" / "validation.jsonl", 20)
     register(tmp_path / "site", "chats", "epochal.task_encoders", chat=ENCODER)
@@ -44,9 +46,13 @@ async def test_run_packs_records_with_an_encoder_each_sample_counts_once(
     packing = {"method": "encoder", "pool_size": 8, "oversized": "split", "task_encoder": "chat"}
     location = {"Local": str(tmp_path / "data")}
     async with real_run(tmp_path / "run", **FINETUNING, model__LLM__data_location=location, packing=packing) as run:
-        for _ in range(2):
-            await run.start_client("--allow-package", "chats")
+        mesh = await run.start_client("--allow-package", "chats", "--mesh", "data=2", "--batch-size", "2")
+        await run.start_client("--allow-package", "chats")
         report = await run.finish()
+        assert report.replicas_identical
+        packed = run.events(mesh, "mesh_round")
+        assert len(packed) == report.rounds
+        assert all(min(line["rows_loaded"]) > 0 for line in packed), "both processes train"
         assert (report.rounds, report.quarantined, report.unapplied, report.applied) == (5, 0, 0, 60)
         evaluated = await run.command("evaluate", str(run.run_dir), "--json")
         evaluated.expect(0)

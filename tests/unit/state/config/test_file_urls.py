@@ -11,9 +11,9 @@ from epochal.data_providers.locations import parse_location
 from epochal.data_providers.open_data import open_provider
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Local, Preprocessed, WeightedHttp
+from epochal.state.config.file_urls import path_of
 from epochal.state.config.model_table import LocalCheckpoint
 from epochal.state.errors import InvalidConfig, InvalidInput
-from epochal.state.file_urls import path_of
 from epochal.state.intervals import DataIds
 from tests.support.data.states import state_file
 
