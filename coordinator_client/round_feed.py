@@ -7,15 +7,16 @@ If the lineage changes, the run went back: the reader is notified, and may go ba
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from epochal.coordinator_client.viewer_client import MAX_PAGE_ROUNDS, ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Refused
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import HistoryPage
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
@@ -26,6 +27,7 @@ RECONNECT_S = 2.0
 
 ReportLine: TypeAlias = Callable[[str], None]
 """Receives a line when the coordinator does not answer, and when it answers again."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,10 @@ class RoundFeed:
     async def run_lineage(self) -> str:
         """Return the lineage of the run document now. Raise as `all`."""
         return (await self._page(0, 0)).lineage
+
+    async def evaluations(self) -> tuple[Evaluation, ...]:
+        """Return the run's evaluations by now. Raise as `all`."""
+        return await self._asked(self._client.evaluations)
 
     async def present(self) -> AsyncGenerator[EndedRounds | OtherLineage, None]:
         """Yield the rounds that have ended by now. Raise as `all`."""
@@ -152,15 +158,18 @@ class RoundFeed:
         return f"{self.lineage}-0-{min(self.next, self.ended)}"
 
     async def _page(self, first: int, last: int) -> HistoryPage:
+        return await self._asked(lambda: self._client.history(first, last))
+
+    async def _asked(self, ask: Callable[[], Awaitable[T]]) -> T:
         while True:
             try:
-                page = await self._client.history(first, last)
+                found = await ask()
             except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                 await self._failed(error)
             else:
                 if not self._is_stream_broken:
                     self._answered()
-                return page
+                return found
 
     async def _failed(self, error: CoordinatorUnreachable | Refused | InvalidDocument) -> None:
         """Wait after a failure that may pass; raise the error if it does not, or has lasted too long."""

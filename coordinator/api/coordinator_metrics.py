@@ -18,13 +18,13 @@ from epochal.coordinator.run.long_polls import LongPolls, ReaderKind
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
 from epochal.runtime.metrics.metrics_registry import DURATION_BUCKETS_S, LATENCY_BUCKETS_S, HttpMetrics
-from epochal.state.messages.evaluation_reports import losses_among, newest_evaluations
+from epochal.state.messages.evaluation_reports import benchmarks_among, losses_among, newest_evaluations
 from epochal.state.messages.requests import RunStatus
 from epochal.state.messages.verification_views import VerificationView
 from epochal.state.phase_names import RunState
 
 MAX_EVALUATION_NAMES = 16
-"""Maximum number of evaluations' names that are labels: those that were recorded last."""
+"""Maximum number of evaluations' names, and of benchmarks' figures, that are labels: those that were recorded last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,19 @@ def _evaluations(seen: _Seen | None) -> Metric:
     return losses
 
 
+def _benchmarks(seen: _Seen | None) -> Iterator[Metric]:
+    """Yield the newest replica's figures of each task, their standard errors and their numbers of samples."""
+    found = () if seen is None else newest_evaluations(benchmarks_among(seen.status.evaluations))
+    texts = ("Figure of a task of the last replica evaluated.", "Its standard error.", "Samples that it is of.")
+    for number, (suffix, text) in enumerate(zip(("", "_stderr", "_samples"), texts, strict=True)):
+        family = GaugeMetricFamily(f"epochal_run_benchmark{suffix}", text, labels=("name", "metric"))
+        for one in found[:MAX_EVALUATION_NAMES]:
+            value = (one.value, one.benchmark and one.benchmark.stderr, one.samples)[number]
+            if value is not None:
+                family.add_metric(one.key, value)
+        yield family
+
+
 def _arrivals(seen: _Seen | None) -> Metric:
     """Return the numbers of blobs that arrived in an object store."""
     arrived = CounterMetricFamily(
@@ -243,7 +256,7 @@ class CoordinatorMetrics:
             run.add_metric((seen.status.run_id,), {})
             for state in RunState:
                 phase.add_metric((state.value,), int(state is seen.status.run_state))
-        yield from (run, phase, _evaluations(seen), _arrivals(seen))
+        yield from (run, phase, _evaluations(seen), *_benchmarks(seen), _arrivals(seen))
         for family, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
             for name, text, read in rows:
                 yield family(f"epochal_{name}", text, value=None if seen is None else read(seen))

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from epochal.state.errors import InvalidInput
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures
 from epochal.view.sinks.sink import SinkFailed
 
@@ -64,10 +65,12 @@ class JsonLinesSink:
             raise InvalidInput(f"{self._path} holds the figures of run {known[0]!r}, not of {run_id!r}; name another")
         return next_number if known[1] == lineage else 0
 
-    def write(self, rows: Sequence[RoundFigures]) -> None:
+    def write(self, rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation] = ()) -> None:
         assert self._file is not None, "the sink was opened"
-        lines = (json.dumps(self._begins | asdict(row)) for row in rows)
-        view = memoryview("".join(f"{line}\n" for line in lines).encode())
+        lines = [self._begins | asdict(row) for row in rows]
+        if evaluations:
+            lines[-1]["evaluations"] = [asdict(one) for one in evaluations]
+        view = memoryview("".join(f"{json.dumps(line)}\n" for line in lines).encode())
         try:
             while view:
                 view = view[self._file.write(view) :]

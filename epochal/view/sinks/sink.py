@@ -5,10 +5,11 @@ killed anywhere and started again may repeat a row, and loses none.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from epochal.state.errors import EpochalError
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures
 
 
@@ -35,8 +36,12 @@ class FigureSink(Protocol):
         """
         ...
 
-    def write(self, rows: Sequence[RoundFigures]) -> None:
+    def write(self, rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation] = ()) -> None:
         """Write rows in their order, and return once they are kept.
+
+        Args:
+            rows: one at least.
+            evaluations: kept with the last of them, before whose end they were recorded.
 
         Raises:
             SinkFailed: they are not; the sink may have kept the first of them.
@@ -58,8 +63,29 @@ def place_of(row: RoundFigures) -> int:
     return row.next_number - 1
 
 
-def scalars_of(row: RoundFigures) -> dict[str, float]:
+def with_evaluations(
+    rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation], since_s: float
+) -> Iterator[tuple[Sequence[RoundFigures], tuple[Evaluation, ...]]]:
+    """Yield the rows in groups, each with the evaluations that were recorded while its last row went on, or before it.
+
+    Args:
+        rows: in their order.
+        evaluations: of the run.
+        since_s: those that were recorded up to then are left out, in seconds since 1970.
+    """
+    begin = 0
+    for place, row in enumerate(rows, 1):
+        found = tuple(one for one in evaluations if since_s < one.recorded_s <= row.ended_s)
+        since_s = max(since_s, row.ended_s)
+        if found or place == len(rows):
+            yield rows[begin:place], found
+            begin = place
+
+
+def scalars_of(row: RoundFigures, evaluations: Sequence[Evaluation] = ()) -> dict[str, float]:
     """Return the values of a row by their names, each with its unit; a round without a loss or a norm has none.
+
+    Of evaluations under one name and metric the last one is shown.
 
     Rows that represent several rounds become means of each round, so that a curve continues where older rounds were
     merged.
@@ -67,6 +93,11 @@ def scalars_of(row: RoundFigures) -> dict[str, float]:
     rounds, seconds = row.rounds, row.train_s + row.witness_s
     claimed = {"loss/train_nats_per_token": row.loss, "gradient/norm": row.gradient_norm}
     found: dict[str, float] = {name: value for name, value in claimed.items() if value is not None}
+    for one in evaluations:
+        of = f"evaluation/{one.name}/{one.metric}"
+        found |= {of: one.value, f"{of}_samples": float(one.samples), f"{of}_step": float(one.step)}
+        if one.benchmark is not None and one.benchmark.stderr is not None:
+            found[f"{of}_stderr"] = one.benchmark.stderr
     return found | {
         "schedule/learning_rate": row.learning_rate,
         "progress/step": float(row.step),

@@ -6,6 +6,7 @@ from typing import Any
 
 from epochal.runtime.files.durable_files import make_folder, replace_file
 from epochal.state.errors import InvalidInput
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures
 from epochal.view.sinks.sink import SinkFailed, place_of, plain_name, scalars_of
 
@@ -37,13 +38,14 @@ class TensorBoardSink:
         except (OSError, ValueError) as error:
             raise InvalidInput(f"{self._folder} cannot be written: {error}") from error
 
-    def write(self, rows: Sequence[RoundFigures]) -> None:
+    def write(self, rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation] = ()) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         try:
             for row in rows:
-                values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars_of(row).items()]
+                scalars = scalars_of(row, evaluations if row is rows[-1] else ())
+                values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars.items()]
                 event = Event(wall_time=row.ended_s, step=place_of(row), summary=Summary(value=values))
                 self._writer.add_event(event)
             self._writer.flush()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from epochal.runtime.visible_text import visible
+from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures
 from epochal.view.sinks.sink import SinkFailed, place_of, plain_name, scalars_of
 
@@ -48,12 +49,13 @@ class WandbSink:
             ) from error
         return 0 if self._run.offline else int(self._run.step)
 
-    def write(self, rows: Sequence[RoundFigures]) -> None:
+    def write(self, rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation] = ()) -> None:
         import wandb
 
         try:
             for row in rows:
-                self._run.log(scalars_of(row), step=place_of(row))
+                place = max(place_of(row), int(self._run.step))  # a row that is repeated has a later step
+                self._run.log(scalars_of(row, evaluations if row is rows[-1] else ()), step=place)
         except (wandb.Error, OSError) as error:
             raise SinkFailed(f"{self.name} takes no figures: {error}") from error
 

@@ -122,6 +122,20 @@ async def test_metrics_have_the_newest_loss_of_each_name(coordinator: Served) ->
     assert read("epochal_run_evaluation_loss", {"name": "task"}) is None, "no loss"
 
 
+async def test_metrics_have_the_newest_figures_of_each_task(coordinator: Served) -> None:
+    metrics = measured(coordinator)
+    for metric, value, stderr in (("acc", 0.25, 0.05), ("acc", 0.5, 0.01), ("mcc", -0.5, None)):
+        figure = {"metric": metric, "value": value, "stderr": stderr}
+        await send(coordinator, name="task", **(BENCHMARK | {"benchmark": figure}))
+    await send(coordinator)
+    read = metrics.registry.get_sample_value
+    labels = [{"name": name, "metric": metric} for name, metric in (("task", "acc"), ("task", "mcc"))]
+    assert [read("epochal_run_benchmark", one) for one in labels] == [0.5, -0.5]
+    assert [read("epochal_run_benchmark_stderr", one) for one in labels] == [0.01, None]
+    assert [read("epochal_run_benchmark_samples", one) for one in labels] == [10, 10]
+    assert read("epochal_run_benchmark", {"name": "validation", "metric": "loss"}) is None, "no benchmark"
+
+
 async def test_figures_of_a_task_are_kept_apart_and_replaced_by_metric(coordinator: Served) -> None:
     for metric, value in (("acc", 0.25), ("acc_norm", 0.5), ("acc", 0.75)):
         figure = {"metric": metric, "value": value, "higher_is_better": True, "stderr": 0.01}

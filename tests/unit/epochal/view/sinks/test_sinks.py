@@ -12,10 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epochal.state.errors import InvalidInput
+from epochal.state.messages.evaluation_reports import Benchmark, Evaluation
+from epochal.state.wire import Sha256
 from epochal.view.sinks.json_lines import JsonLinesSink
-from epochal.view.sinks.sink import FigureSink, SinkFailed
+from epochal.view.sinks.sink import FigureSink, SinkFailed, scalars_of, with_evaluations
 from epochal.view.sinks.tensorboard_sink import TensorBoardSink
 from tests.support.bounds import BOUND_S
 from tests.support.data.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows
@@ -198,6 +202,62 @@ def test_run_with_the_name_of_a_folder_stays_inside(tmp_path: Path) -> None:
     sink.open("../x\ny", LINEAGE)
     sink.close()
     assert [path.name for path in (tmp_path / "logs").iterdir()] == [f"x-y-{LINEAGE[:12]}"]
+
+
+def evaluated(recorded_s: float, benchmark: Benchmark | None = None, name: str = "validation") -> Evaluation:
+    loss = (2.5, 640) if benchmark is None else (None, None)
+    return Evaluation(name, 3, *loss, 10, Sha256("ab" * 32), recorded_s, benchmark)
+
+
+FIGURES = [
+    evaluated(1.0),
+    evaluated(2.0, Benchmark("acc", 0.5, True, 0.01), "task"),
+    evaluated(3.0, Benchmark("mcc", -0.25), "task"),
+]
+
+
+def test_evaluations_are_scalars_with_step_samples_and_error() -> None:
+    found = scalars_of(row(1), FIGURES)
+    assert {name: value for name, value in found.items() if name.startswith("evaluation/")} == {
+        **{"evaluation/validation/loss": 2.5, "evaluation/validation/loss_step": 3.0},
+        **{"evaluation/validation/loss_samples": 10.0, "evaluation/task/acc": 0.5, "evaluation/task/acc_step": 3.0},
+        **{"evaluation/task/acc_samples": 10.0, "evaluation/task/acc_stderr": 0.01, "evaluation/task/mcc": -0.25},
+        **{"evaluation/task/mcc_step": 3.0, "evaluation/task/mcc_samples": 10.0},
+    }
+
+
+def test_evaluations_are_with_the_last_of_the_rows(tmp_path: Path) -> None:
+    for sink in (json_lines(tmp_path), tensorboard(tmp_path)):
+        sink.open(RUN_ID, LINEAGE)
+        sink.write(rows(0, 2), FIGURES)
+        sink.write(rows(2, 2), FIGURES[:1])  # again, with what came after it
+        assert sink.close() is None
+    lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [len(line.get("evaluations", ())) for line in lines] == [0, 0, 3, 1]
+    assert lines[2]["evaluations"][1]["benchmark"]["stderr"] == 0.01
+    assert points(tmp_path, tag="evaluation/task/acc") == [(2, 0.5)]
+    assert feed(json_lines(tmp_path)) == 3
+
+
+@given(st.lists(st.floats(-20, 60)), st.sets(st.integers(1, 5)), st.integers(-1, 4))
+def test_each_evaluation_is_with_the_first_round_that_ends_after_it(
+    offsets: list[float], cuts: set[int], has: int
+) -> None:
+    all_rows, begun_s = rows(0, 5), row(0).ended_s
+    since_s = all_rows[has].ended_s if has >= 0 else 0.0
+    evaluations = [evaluated(begun_s + offset) for offset in offsets]
+    placed: list[tuple[int, float]] = []
+    ends = [*sorted(cut for cut in cuts if cut > has + 1), 6]
+    for first, end in zip([has + 1, *ends], ends, strict=False):  # in pages
+        for group, found in with_evaluations(all_rows[first:end], evaluations, since_s):
+            placed += [(group[-1].number, one.recorded_s) for one in found]
+        since_s = all_rows[end - 1].ended_s
+    expected = [
+        (next(one.number for one in all_rows if at_s <= one.ended_s), at_s)
+        for at_s in (one.recorded_s for one in evaluations)
+        if (all_rows[has].ended_s if has >= 0 else 0.0) < at_s <= all_rows[-1].ended_s
+    ]
+    assert sorted(placed) == sorted(expected)
 
 
 def logged_by_wandb(file: Path) -> set[int]:
