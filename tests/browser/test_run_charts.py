@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import pytest_asyncio
 
+from epochal.state.model.replica import replica_digest
 from epochal.state.shown.smoothing import smoothed
 from tests.support.browser.browser import SIZES, opened
+from tests.support.drive.served import REPLICA
 from tests.support.drive.shown_run import ShownRun, shown_run
 
 if TYPE_CHECKING:
@@ -311,3 +313,27 @@ async def test_nothing_is_wider_than_a_small_telephone(browser: "Browser", run: 
         assert outer is not None
         assert inner is not None
         assert outer["x"] <= inner["x"]
+
+
+@pytest.mark.nightly
+async def test_benchmarks_have_a_chart_of_their_own(browser: "Browser", run: ShownRun) -> None:
+    digest = replica_digest(REPLICA)
+    for name, metric, value in (("arc", "acc", 0.25), ("arc", "acc_norm", 0.5)):
+        figure = {"metric": metric, "value": value, "stderr": 0.01, "higher_is_better": True}
+        sent: dict[str, Any] = {"name": name, "step": 0, "replica_digest": digest, "samples": 9, "benchmark": figure}
+        sent |= {"loss": None, "tokens": None, "data_fingerprint": "ab" * 32}
+        headers = {"Authorization": f"Bearer {run.admin_token}"}
+        to = f"{run.coordinator.run_url}/evaluations"
+        answer = await run.coordinator.http.post(to, json=sent, headers=headers)
+        assert answer.status_code == 204, answer.text
+    async with opened(browser) as (page, complaints):
+        await drawn(page, run)
+        chart = chart_of(page, "Benchmarks")
+        await chart.locator("canvas").wait_for()
+        await chart.locator("summary").click()
+        assert await chart.locator("thead th").all_inner_texts() == ["step", "arc acc", "arc acc_norm"]
+        rows = [row.split("\t") for row in await chart.locator("tbody tr").all_inner_texts()]
+        assert len(rows) == ROUNDS
+        assert rows[-1] == ["1", "0.25", "0.5"], "with the first round that ended after it"
+        assert "arc" not in await chart_of(page, LOSS).locator(".legend").inner_text(), "no losses"
+        assert complaints.unexpected == []
