@@ -16,6 +16,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 MAIN = "benchmarks"
 FURTHER = {
     "benchmarks-torch": "transformers with torch",
+    "benchmarks-adapters": "adapters",
     "benchmarks-quality": "what clients learn beside one machine",
     "benchmarks-codecs": "what smaller results cost",
     "benchmarks-scale": "thousands of members",

@@ -1,8 +1,9 @@
 """The options of torch. This module imports no torch, so that commands can check options without it."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from epochal.state.errors import InvalidInput
 
@@ -55,6 +56,15 @@ class TorchOptions:
             raise InvalidInput(f"--base-precision {self.base_precision}; allowed: auto, {', '.join(BASE_BYTES)}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise InvalidInput(f"--micro-batch {self.micro_batch}; allowed: auto, or a number of rows from 1")
+
+    def computing_in(self, computed: str) -> Self:
+        """Return options that compute in a class (`state/model/computed_class.py`), of which this is the first part.
+
+        Raises:
+            InvalidInput: torch has none of that name.
+        """
+        precision, _, base_precision = computed.partition("-")
+        return replace(self, precision=precision, base_precision=base_precision or "auto")
 
     @property
     def suits_any_machine(self) -> bool:

@@ -158,9 +158,8 @@ class _Work:
         """
         torch = self.options.torch
         if precision is not None or micro_batch is not None:
-            rows = micro_batch or torch.micro_batch
-            compute, _, base = (precision or f"{torch.precision}-{torch.base_precision}").partition("-")
-            torch = replace(torch, precision=compute, micro_batch=rows, base_precision=base or "auto")
+            torch = replace(torch, micro_batch=micro_batch or torch.micro_batch)
+            torch = torch if precision is None else torch.computing_in(precision)
             check_goes_with_torch(torch, self.trainer)
         trainer = ClientTrainer(self.trainer, replace(self.options, torch=torch), None)
         return ClientDependencies(

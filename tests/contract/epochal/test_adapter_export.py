@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,22 +21,7 @@ from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.states import state_file
 from tests.support.drive.listed_run import ListedRun
 from tests.support.heavy import need_module
-from tests.support.models.adapted_llama import adapter_of, spec_with, write_base
-
-SEQ_LEN = 16
-WITH_PEFT = """
-import sys, numpy, torch
-from transformers import AutoModelForCausalLM
-rows = torch.from_numpy(numpy.fromfile(sys.argv[1], "<u2").astype("int64")).view(-1, 16)
-model = AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.float32)
-if len(sys.argv) > 3:
-    from peft import PeftModel
-    model = PeftModel.from_pretrained(model, sys.argv[3])
-with torch.no_grad():
-    logits = model(input_ids=rows).logits[:, :-1]
-print(float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())))
-"""
-"""A program of somebody else: the mean loss of rows in a file, by a base and maybe an adapter."""
+from tests.support.models.adapted_llama import ROW_TOKENS, adapter_of, loss_elsewhere, spec_with, write_base
 
 
 @dataclass(frozen=True)
@@ -72,7 +55,7 @@ class Trained:
 
     async def evaluated(self) -> float:
         location = {"Local": str(self.rows.parent)}
-        state = state_file(model__LLM__max_seq_len=SEQ_LEN, model__LLM__data_location=location)
+        state = state_file(model__LLM__max_seq_len=ROW_TOKENS, model__LLM__data_location=location)
         options = EvaluationOptions(OWNERS, torch=TorchOptions(device="cpu", base=self.base))
         async with opened_evaluation(state, self.spec, options) as evaluation:
             await evaluation.load(3, self.adapter)
@@ -80,10 +63,7 @@ class Trained:
         return loss.finite_nats() / loss.token_count
 
     async def elsewhere(self, *folders: Path) -> float:
-        command = [sys.executable, "-c", WITH_PEFT, *map(str, (self.rows, *folders))]
-        ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
-        assert ran.returncode == 0, ran.stderr
-        return float(ran.stdout)
+        return await asyncio.to_thread(loss_elsewhere, self.rows, *folders)
 
 
 @pytest.fixture(params=["lora", "dora"])
@@ -91,7 +71,7 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Trained:
     for module in ("torch", "transformers", "peft"):
         need_module(module)
     (tmp_path / "data").mkdir()
-    np.random.default_rng(1).integers(0, 256, SEQ_LEN * 12).astype("<u2").tofile(tmp_path / "data" / "rows.bin")
+    np.random.default_rng(1).integers(0, 256, ROW_TOKENS * 12).astype("<u2").tofile(tmp_path / "data" / "rows.bin")
     return Trained(write_base(tmp_path / "base", spec_with(use_dora=request.param == "dora")), tmp_path)
 
 

@@ -13,6 +13,7 @@ from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, Unsupported
 from epochal.state.model.first_model import model_document, spec_of_document
+from epochal.trainers.architectures import open_model
 from epochal.trainers.first_parameters import look_at_source, make_first_model
 from epochal.trainers.mesh.mesh_options import MeshOptions
 from epochal.trainers.registry import TrainerOptions, check_mesh_trains, check_trains
@@ -129,6 +130,33 @@ def test_base_without_room_is_refused_before_it_is_downloaded(hub: FakeHub, monk
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1_000))
     with pytest.raises(InvalidInput, match=r"to be downloaded, and .*cache.* has room for 0.00 GB; .*--base DIR"):
         check_trains("torch", state, spec, TrainerOptions(permissions=OWNERS))
+    assert "GET" not in weights_asked(hub)
+
+
+@pytest.mark.parametrize(
+    ("precision", "fitting"), [("float32", r"bf16 \(.* GB\), int8 \(.* GB\), nf4 \(.* GB\)"), ("bf16", "int8 .*nf4 .*")]
+)
+def test_base_without_room_on_the_gpu_is_refused_before_it_is_downloaded(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, precision: str, fitting: str
+) -> None:
+    import torch
+
+    from epochal.trainers.torch.frozen_base import base_bytes
+
+    state = state_with({"Hub": {"repo_id": REPOSITORY}})
+    spec = make_first_model(state, 0).spec
+    shapes = open_model(spec.whole).shapes
+    beside_bytes = 16 * sum(int(np.prod(shape)) for shape in open_model(spec).shapes.values())
+    room_bytes = base_bytes(shapes, 256, precision) + beside_bytes - 1
+    for name, value in {"is_available": True, "device_count": 1, "memory_reserved": 0}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (room_bytes, 1 << 40))
+    options = TrainerOptions(
+        torch=TorchOptions(device="cuda:0", precision="float32", base_precision=precision), permissions=OWNERS
+    )
+    told = rf"--base-precision {precision}: base and adapter take .* GB without activations, and cuda:0 has room for"
+    with pytest.raises(InvalidInput, match=rf"{told} .* GB; what fits: {fitting}"):
+        check_trains("torch", state, spec, options)
     assert "GET" not in weights_asked(hub)
 
 

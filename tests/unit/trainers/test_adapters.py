@@ -141,11 +141,19 @@ def test_base_in_bf16_trains_and_names_its_class(tmp_path: Path) -> None:
     autocast = learner_of(spec, tmp_path / "base", adapter, precision="bf16")
     classes = [one.computed for one in (exact, half, autocast)]
     assert classes == ["float32/cpu", "float32-bf16/cpu", "bf16/cpu"]
+    for wanted in classes:  # as a verifier that computes one's result again
+        chosen = TorchOptions(device="cpu", base=tmp_path / "base").computing_in(wanted.partition("/")[0])
+        assert open_model(spec, options=chosen).learner().computed == wanted
     for other in (half, autocast):
         assert loss_of(other) == pytest.approx(loss_of(exact), rel=0.01)
         other.accumulate(EXAMPLES)
         assert other.step(ADAMW, 0.01, 10) is not None
         assert all(values.dtype == np.float32 for values in other.parameters.values())
+
+
+def test_class_of_a_quantised_base_is_taken_apart_for_a_verifier() -> None:
+    chosen = TorchOptions(device="cuda").computing_in("bf16-nf4")
+    assert (chosen.precision, chosen.base_precision, chosen.device) == ("bf16", "nf4", "cuda")
 
 
 @pytest.mark.parametrize("precision", ["int8", "nf4"])
