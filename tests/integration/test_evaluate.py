@@ -3,7 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from tests.contract.epochal.test_benchmarks import QUESTIONS, task_file
 from tests.support.drive.processes import prepared_run
+from tests.support.heavy import need_module
 
 ON_DUMMY = ("--data", "dummy", "--samples", "4")
 
@@ -29,3 +33,24 @@ async def test_evaluation_is_recorded_by_the_coordinator_for_its_operator(tmp_pa
         stored = await run.command_here("evaluate", str(run.run_dir), *ON_DUMMY, "--json")
         stored.expect(0, "not in the run's history: only its coordinator records")
         assert json.loads(stored.out)["recorded"] is False
+
+
+@pytest.mark.nightly
+async def test_benchmarks_of_a_task_file_are_in_the_history_of_a_served_run(tmp_path: Path) -> None:
+    need_module("lm_eval")
+    task = task_file(tmp_path)
+    async with prepared_run(tmp_path) as run:
+        await run.start_coordinator()
+        ran = await run.command_here(
+            *("evaluate", run.url, "--tasks", task),
+            EPOCHAL_ADMIN_TOKEN=run.admin_token,
+            HF_DATASETS_CACHE=str(tmp_path / "datasets"),
+        )
+        ran.expect(0, f"({QUESTIONS} questions); recorded as endings")
+        kept = json.loads((await run.command_here("status", run.url, "--json")).out)["evaluations"]
+        assert [(one["name"], one["step"], one["samples"]) for one in kept] == [("endings", 0, QUESTIONS)] * 2
+        assert [one["benchmark"]["metric"] for one in kept] == ["acc", "acc_norm"]
+        assert all(one["benchmark"]["stderr"] > 0 and one["loss"] is None for one in kept)
+        (await run.command_here("status", run.url)).expect(0, "endings acc_norm")
+        metrics = (await run.http.get("/metrics")).text
+        assert f'epochal_run_benchmark_samples{{metric="acc",name="endings"}} {QUESTIONS}.0' in metrics
