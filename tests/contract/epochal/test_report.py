@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from epochal.state.messages.evaluation_reports import Benchmark
 from epochal.state.wire import ClientId
 from epochal.view.figures.charts import MAX_MARKS, LineChart, charts_of
 from epochal.view.figures.report_page import report_html
@@ -212,6 +213,19 @@ async def test_evaluations_are_drawn_at_the_round_of_their_replica(record: RunRe
 
 
 @pytest.mark.usefixtures("undrawn")
+async def test_benchmarks_have_a_chart_and_rows_with_error_and_samples(record: RunRecord) -> None:
+    losses, benchmark = evaluated(record), Benchmark("acc", 0.25, True, 0.125)
+    figure = replace(losses.evaluations[0], name="arc", loss=None, tokens=None, benchmark=benchmark)
+    found = replace(losses, evaluations=(*losses.evaluations, figure))
+    (chart,) = [one for one in charts_of(found) if one.title == "Benchmarks"]
+    assert isinstance(chart, LineChart)
+    assert [(line.label, line.ys) for line in chart.lines] == [("arc acc", (0.25,))]
+    assert "Benchmarks" not in [one.title for one in charts_of(losses)]
+    page = Read(report_html(found)).text
+    assert "benchmark: arc acc" in page
+    assert "0.250 ± 0.125, replica 0, 10 samples" in page
+
+
 async def test_members_with_most_tokens_come_first(record: RunRecord) -> None:
     few, many = (replace(record.members[0], name=f"lab {tokens}", tokens=tokens) for tokens in (7, 70))
     page = report_html(replace(record, members=(few, many)))

@@ -1,5 +1,6 @@
 """The example of docs/planning.md: its command prints what the page shows."""
 
+import re
 import shlex
 import tomllib
 from pathlib import Path
@@ -41,3 +42,6 @@ def test_example_prints_what_the_page_shows(
     ran = run_main(*arguments)
     ran.expect(0)
     assert ran.out == block_of("text", printed), f"write the printed text into {ROOT / PAGE}"
+    share = re.search(r"clients train (\d+) % of the time", ran.out)
+    assert share is not None
+    assert int(share[1]) >= 95 or not state, "16 homes train an adapter of 8 billion parameters"
