@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.training.quality_text import LENGTH, Rows, Text, library_text
+from benchmarks.training.quality_text import Rows, Text, library_text
 from benchmarks.training.quality_training import CLIENTS, OPTIMIZER, Client, Setting, held_out_loss
 from epochal.batching.micro_batches import Example
 from epochal.batching.round_plan import RoundPlan
@@ -29,6 +29,7 @@ from epochal.trainers.learner import Model
 from epochal.trainers.sources.folder_source import FolderSource
 from epochal.trainers.sources.local_model import LocalFolder
 
+ROW_TOKENS = 64
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": 256,
@@ -37,14 +38,14 @@ CONFIG: dict[str, Any] = {
     "num_hidden_layers": 11,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
-    "max_position_embeddings": LENGTH,
+    "max_position_embeddings": ROW_TOKENS,
     "tie_word_embeddings": False,
 }
 """A Llama of 33 M parameters over bytes; its weights are random."""
 LORA = Lora(r=16, alpha=32.0)
 CODEC = "int4"
 RATE = 3e-3
-ROUNDS, LOCAL_STEPS = 4, 10
+ROUNDS, LOCAL_STEPS = 3, 10
 HELD_OUT = 32
 SPEED_STEPS, SPEED_PAIRS = 2, 5
 NOTES = (
@@ -67,7 +68,8 @@ async def measure(folder: Path) -> list[Figure]:
     base = folder / "base"
     spec = _write_base(base)
     model = open_model(spec, options=TorchOptions(device="cpu", base=base))
-    text = await asyncio.to_thread(library_text)
+    found = await asyncio.to_thread(library_text)
+    text = Text(found.training[:, :ROW_TOKENS], found.held_out[:, :ROW_TOKENS])
     adapter, whole = (_result_bytes(model_layout(one)) for one in (spec, spec.whole))
     speeds = _Speeds.measured(model, base, text.training)
     swarm, alone = [await _trained(model, clients, text) for clients in (CLIENTS, 1)]
@@ -121,7 +123,7 @@ class _Speeds:
             begun_s = time.perf_counter()
             loop.train(samples)
             pairs.append((ours_s, time.perf_counter() - begun_s))
-        tokens = SPEED_STEPS * CLIENTS * (LENGTH - 1)
+        tokens = SPEED_STEPS * CLIENTS * (ROW_TOKENS - 1)
         ours_s, bare_s = sorted(pairs[1:], key=lambda pair: pair[0] / pair[1])[SPEED_PAIRS // 2]
         return cls(tokens / ours_s, tokens / bare_s)
 

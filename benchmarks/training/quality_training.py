@@ -241,7 +241,7 @@ def _schedule(base_lr: float) -> Cosine:
 
 
 async def _arriving(rows: Rows) -> AsyncIterator[TokenBatch]:
-    yield TokenBatch.fixed_length(rows.reshape(-1), LENGTH)
+    yield TokenBatch.fixed_length(rows.reshape(-1), rows.shape[1])
 
 
 def held_out_loss(model: Model, replica: Replica, rows: Rows) -> float:
