@@ -75,7 +75,7 @@ async def played(base: Path) -> StoreReader:
 
 
 @pytest.mark.nightly
-def test_adapter_of_clients_with_other_precisions_has_its_loss_in_peft_alone(tmp_path: Path) -> None:
+def test_adapter_of_a_run_has_its_recorded_loss_in_peft_alone(tmp_path: Path) -> None:
     base, rows = tmp_path / "base", tmp_path / "data" / "rows.bin"
     rows.parent.mkdir()
     np.random.default_rng(1).integers(0, 256, ROW_TOKENS * 12).astype("<u2").tofile(rows)
