@@ -144,6 +144,7 @@ class BatchReceiver:
     Attributes:
         failed_batch: the batches that could not be fetched, once the iteration has raised; None before.
         waited: seconds that the receiver spent waiting for samples, by cause.
+        token_count: number of tokens of the samples so far.
     """
 
     def __init__(self, channel: asyncio.Queue[_Item], filling: asyncio.Task[None]) -> None:
@@ -152,6 +153,7 @@ class BatchReceiver:
         self._end: _End | None = None
         self.failed_batch: BatchId | None = None
         self.waited = WaitTimes()
+        self.token_count = 0
 
     def __aiter__(self) -> "BatchReceiver":
         return self
@@ -161,6 +163,7 @@ class BatchReceiver:
         if self._end is None:
             item = await self._next_item()
             if not isinstance(item, _End):
+                self.token_count += len(item.batch.input_ids)
                 return item.batch
             self._end = item
         if self._end.error is None:

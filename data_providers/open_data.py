@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TypeAlias
 
+from epochal.data_providers.description import description_of
 from epochal.data_providers.file_names import (
     LINES_SUFFIXES,
     RECORD_FILES,
@@ -21,6 +22,7 @@ from epochal.data_providers.file_names import (
 )
 from epochal.data_providers.locations import (
     BUILT_IN_SCHEMES,
+    DEFAULT_TOKEN_SIZE_BYTES,
     AnyLocation,
     Registered,
     parse_location,
@@ -49,9 +51,10 @@ from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
 from epochal.data_providers.tcp.data_client import TcpDataProvider
+from epochal.data_providers.tcp.payloads import AnyLength, Shape
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.hub import HUB_HOST
-from epochal.runtime.permissions import Permissions
+from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_file import DataConfig, parse_data_config
 from epochal.state.config.data_location import (
     MAX_FILES,
@@ -184,7 +187,7 @@ async def open_location(location: AnyLocation, spec: DatasetSpec, options: OpenO
         addresses = [DataServerAddress(*place, options.run_id, location.tls) for place in location.addresses]
         access = options.ticket if isinstance(options.ticket, DataServerAccess) else DataServerAccess(options.ticket)
         reach = options.permissions.reach
-        return await _open_tcp(addresses, replace(access, reach=reach), spec)
+        return await _open_tcp(addresses, replace(access, reach=reach), None if options.packs else spec)
     if isinstance(location, SingleUrl | Urls | NumberedFiles | Gcp | S3 | Azure):
         source, listed = await _remote_source(location, options), isinstance(location, Gcp | S3 | Azure)
         return await open_files(source, spec, options, listed=listed)
@@ -276,13 +279,30 @@ async def _open_hub(location: HubDataset, spec: DatasetSpec, options: OpenOption
     return await open_files(source, spec, replace(options, split=DEFAULT_SPLIT), listed=False, are_rows=True)
 
 
-async def open_described(config: DataConfig, folder: Path) -> LocalDataProvider:
-    """Open the files that a `data.toml` in `folder` describes, as `LocalDataProvider.open`."""
-    return await asyncio.to_thread(LocalDataProvider.open, folder / config.dir, _spec_of(config))
+async def open_described(config: DataConfig, folder: Path) -> DataProvider:
+    """Open the files that a `data.toml` in `folder` describes.
+
+    Raises as `LocalDataProvider.open`, or where samples have any length, as `open_files`.
+    """
+    spec, path = _spec_of(config), folder / config.dir
+    if config.seq_len is not None:
+        return await asyncio.to_thread(LocalDataProvider.open, path, spec)
+    return await _open_path(path, spec, OpenOptions("", None, OWNERS, packs=True))
+
+
+def served_shape(config: DataConfig, provider: DataProvider) -> Shape:
+    """Return the shape of the samples of `open_described`."""
+    if config.seq_len is not None:
+        return _spec_of(config)
+    described = description_of(provider)
+    total_bytes = (described and described.total_bytes) or 0
+    return AnyLength(max(1, total_bytes // (provider.sequence_count or 1)))
 
 
 def _spec_of(config: DataConfig) -> DatasetSpec:
-    return DatasetSpec(config.token_size.size_bytes, config.seq_len, _seed_of(config))
+    """Return the shape and order of samples; the order alone counts where they have any length."""
+    size = DEFAULT_TOKEN_SIZE_BYTES if config.token_size is None else config.token_size.size_bytes
+    return DatasetSpec(size, config.seq_len or 1, _seed_of(config))
 
 
 def _seed_of(config: DataConfig) -> bytes | None:
@@ -355,7 +375,7 @@ def mix_file(path: Path) -> bytes:
 async def _open_path(path: Path, spec: DatasetSpec, options: OpenOptions, *, are_rows: bool = False) -> DataProvider:
     """Open a file, a folder, or what a `data.toml` describes."""
     if path.suffix == DATA_CONFIG_SUFFIX:
-        config = await asyncio.to_thread(_data_config, path, spec)
+        config = await asyncio.to_thread(_data_config, path, None if options.packs else spec.sequence_length)
         spec, path = _spec_of(config), await _allowed(path.parent / config.dir, options)  # a link may lead elsewhere
     if are_rows or options.packs or path.name.endswith((*ROW_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES)):
         source = await asyncio.to_thread(LocalSource.open, path)
@@ -363,27 +383,28 @@ async def _open_path(path: Path, spec: DatasetSpec, options: OpenOptions, *, are
     return await asyncio.to_thread(LocalDataProvider.open, path, spec)
 
 
-def _data_config(path: Path, spec: DatasetSpec) -> DataConfig:
+def _data_config(path: Path, length: int | None) -> DataConfig:
     try:
         config = parse_data_config(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise cannot_open(path, error) from error
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path} is not UTF-8 at byte {error.start}", path=str(path)) from error
-    if config.seq_len != spec.sequence_length:
-        allowed = f"{spec.sequence_length}, the run's max_seq_len"
+    if config.seq_len != length:
+        allowed = "no such line: the run packs samples" if length is None else f"{length}, the run's max_seq_len"
         raise InvalidInput(f"{path}: seq_len is {config.seq_len}; allowed: {allowed}", path=str(path))
     return config
 
 
 async def _open_tcp(
-    addresses: Sequence[DataServerAddress], access: DataServerAccess, spec: DatasetSpec
+    addresses: Sequence[DataServerAddress], access: DataServerAccess, spec: DatasetSpec | None
 ) -> DataProvider:
     provider = await TcpDataProvider.open(addresses, access)
-    if provider.sequence_length != spec.sequence_length:
+    asked, served = None if spec is None else spec.sequence_length, provider.sequence_length
+    if served != asked:
         await provider.aclose()
-        served, asked = provider.sequence_length, spec.sequence_length
-        raise CorruptData(f"{addresses[0]} serves sequences of {served} tokens, the run's have {asked}")
+        shown, wanted = (("any length" if one is None else f"{one} tokens") for one in (served, asked))
+        raise CorruptData(f"{addresses[0]} serves samples of {shown}, the run's have {wanted}")
     return provider
 
 

@@ -9,6 +9,7 @@ DataError
 ├── CorruptData         the bytes are not the data that they should be; never retry
 ├── OutOfRange          no such data index; the caller's fault
 └── Rejected            the source refuses the request, or there is no such path; the message has its reason
+    └── TooManyBytes    the samples take more than is allowed at a time
 ```
 """
 
@@ -69,6 +70,10 @@ class Rejected(DataError):
 
     kind: ClassVar[DataErrorKind] = "rejected"
     retry: ClassVar[bool] = False
+
+
+class TooManyBytes(Rejected):
+    """The samples take more bytes than are allowed at a time. The caller's fault; ask for fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +205,10 @@ def check_sample_count(data_ids: DataIds) -> None:
         raise Rejected(f"data indices {data_ids}: at most {MAX_REQUEST_SAMPLES} at a time")
 
 
-def check_answer_bytes(size_bytes: int) -> None:
-    """Raise `Rejected` for samples of more than `MAX_REQUEST_BYTES`."""
-    if size_bytes > MAX_REQUEST_BYTES:
-        raise Rejected(f"the samples asked for take more than {MAX_REQUEST_BYTES} bytes; ask for fewer")
+def check_answer_bytes(size_bytes: int, most_bytes: int = MAX_REQUEST_BYTES) -> None:
+    """Raise `TooManyBytes` for samples of more than `most_bytes`."""
+    if size_bytes > most_bytes:
+        raise TooManyBytes(f"the samples asked for take more than {most_bytes} bytes; ask for fewer")
 
 
 def dataset_fingerprint(kind: str, **described: Any) -> str:

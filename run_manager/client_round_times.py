@@ -155,6 +155,7 @@ class RoundTimes:
             before=self.before(),
             gradient_norm=None if trained.gradient_norm is None else float(f"{trained.gradient_norm:.{NORM_DIGITS}g}"),
             gpu=gpu,
+            sample_tokens=trained.sample_tokens,
         )
 
     def delivered(self, commitment: ResultCommitment, batch_count: int) -> None:

@@ -6,7 +6,7 @@ receives from its channel. Fetching begins before the start is known, because it
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from epochal.batching.packing.packed_batches import AssignedBatches
@@ -147,6 +147,8 @@ class RoundTraining:
         if failure is not None:
             return Failure(failure, failure.context.get("batch_id", batches.failed_batch))
         data = None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
+        if not trainer.loads_data:
+            trained = replace(trained, sample_tokens=batches.token_count)
         return await self._encoded(work, trained, trainer.computed, start, data)
 
     async def _encoded(

@@ -1,4 +1,4 @@
-"""The size of a round and the learning rate over a run.
+"""The size of a round, the tokens by which it grows, and the learning rate over a run.
 
 A run starts cold where no client that takes part has trained before: in its first round, and in the first round of an
 epoch for which only clients are left of which no result was applied since they joined. From there the learning rate
@@ -11,8 +11,12 @@ learning rate is for a client's inner steps; nothing that machines agree on depe
 import math
 from dataclasses import dataclass
 
-from epochal.state.config.model_table import Constant, Cosine, Linear, LrSchedule
-from epochal.state.config.state_file import RunConfig
+from epochal.state.config.model_table import Constant, Cosine, DataType, Linear, LrSchedule
+from epochal.state.config.state_file import RunConfig, StateFile
+from epochal.state.intervals import data_index_count
+
+MAX_SPLIT_ROWS = 64
+"""Maximum number of rows of a sample, on average over a result, for which its tokens count where samples are split."""
 
 
 def global_batch_size(config: RunConfig, tokens_before: int) -> int:
@@ -20,13 +24,30 @@ def global_batch_size(config: RunConfig, tokens_before: int) -> int:
 
     Args:
         config: the run's `[config]`.
-        tokens_before: data indices applied before the round × `max_seq_len`; fixed when the round starts.
+        tokens_before: those applied before the round (`trained_tokens`); fixed when the round starts.
     """
     start, end = config.global_batch_size_start, config.global_batch_size_end
     warmup_tokens = config.global_batch_size_warmup_tokens
     if tokens_before >= warmup_tokens:
         return end
     return start + (2 * (end - start) * tokens_before + warmup_tokens) // (2 * warmup_tokens)
+
+
+def trained_tokens(state: StateFile, batches: int, claimed: int | None) -> int:
+    """Return for how many tokens a result counts: those that its client claims, up to what its batches can have.
+
+    Args:
+        state: the run's.
+        batches: number of batches on which it was trained.
+        claimed: tokens of their samples, without padding, by the client's count; None if it does not count them: then
+            as many as rows of `max_seq_len` have.
+    """
+    llm = state.model.LLM
+    full = data_index_count(batches, state.config.data_indices_per_batch) * llm.max_seq_len
+    if claimed is None:
+        return full
+    is_split = llm.data_type is DataType.FINETUNING and state.packing.oversized == "split"
+    return min(claimed, full * MAX_SPLIT_ROWS if is_split else full)
 
 
 def learning_rate(schedule: LrSchedule, position: int) -> float:

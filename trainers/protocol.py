@@ -35,15 +35,18 @@ class TrainedRound:
         difference: `start − end` of every parameter, float32, in name order.
         loss: mean training loss in nats per token, each token's as it was before the local step that trained on it;
             None when nothing was computed.
-        token_count: tokens trained on.
+        token_count: tokens predicted, over which the loss is the mean.
         gradient_norm: mean over the round's optimizer steps of the gradient's L2 norm over all parameters, before
             clipping; None when no step was taken, or the trainer does not know.
+        sample_tokens: tokens of the samples, without padding; None if they are not counted. Who gives the trainer its
+            samples counts them; a trainer that loads them may.
     """
 
     difference: Tensors
     loss: float | None
     token_count: int
     gradient_norm: float | None = None
+    sample_tokens: int | None = None
 
     @classmethod
     def between(

@@ -31,12 +31,16 @@ class AssignedBatches(Protocol):
     Attributes:
         failed_batch: the batches on which the iteration failed.
         waited: seconds for which the iterations have waited, by cause.
+        token_count: number of tokens so far, without padding.
     """
 
     failed_batch: BatchId | None
 
     @property
     def waited(self) -> WaitTimes: ...
+
+    @property
+    def token_count(self) -> int: ...
 
     def __aiter__(self) -> AsyncIterator[TokenBatch]: ...
 
@@ -165,6 +169,11 @@ class PackedBatches:
         """Seconds for which iterations have waited: for samples, and for rows made of them."""
         of_samples = self._batches.waited
         return WaitTimes(of_samples.fetching_s, of_samples.decoding_s, of_samples.packing_s + self._packing_s)
+
+    @property
+    def token_count(self) -> int:
+        """Number of tokens in the rows so far, without padding."""
+        return self._packer.counts.tokens
 
     async def __anext__(self) -> TokenBatch:
         """Return the next row. The last batch may be empty; its `source_count` counts the samples left out at the end.

@@ -73,7 +73,7 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         loss_tokens=loss_tokens,
         gradient_norm=None if outcome is None else mean_of(current, outcome, "gradient_norm")[0],
         learning_rate=ended.learning_rate,
-        tokens=applied * ended.tokens_per_batch,
+        tokens=0 if outcome is None else sum(ended.tokens[entry.client_id] for entry in outcome.entries),
         tokens_total=ended.tokens_total,
         members=ended.members,
         ready=ended.ready,
@@ -100,7 +100,7 @@ def detail_of(decided: OutcomeDecided, figures: RoundFigures, names: Mapping[Cli
     applied = frozenset[ClientId](
         () if decided.outcome is None else (entry.client_id for entry in decided.outcome.entries)
     )
-    clients = clients_of(decided.ended.round, applied, names, decided.ended.exams)
+    clients = clients_of(decided.ended.round, decided.ended.tokens, applied, names, decided.ended.exams)
     return RoundDetail(figures, decided.reason[:MAX_DETAIL_CHARS], clients, _seconds(decided.ended.away_s))
 
 
@@ -137,6 +137,7 @@ def lowered_factors(run: Run) -> dict[ClientId, float]:
 
 def clients_of(
     current: Round,
+    tokens: Mapping[ClientId, int],
     applied: frozenset[ClientId] = frozenset(),
     names: Mapping[ClientId, str] = NO_NAMES,
     exams: frozenset[ClientId] = frozenset(),
@@ -145,6 +146,7 @@ def clients_of(
 
     Args:
         current: the round.
+        tokens: for how many tokens the result of each counts (`Round.tokens`).
         applied: the clients whose results were applied.
         names: that clients have chosen.
         exams: the clients whose results were exams.
@@ -173,7 +175,7 @@ def clients_of(
             fetching_s=None if waits is None else _seconds(waits.fetching_s),
             decoding_s=None if waits is None else _seconds(waits.decoding_s),
             packing_s=None if waits is None else _seconds(waits.packing_s),
-            tokens=0 if metrics is None else metrics.tokens,
+            tokens=tokens.get(client_id, 0),
             loss=None if metrics is None else metrics.loss,
             check_s=_of_ms(times.check_ms),
             name=names.get(client_id, ""),

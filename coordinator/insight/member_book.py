@@ -3,7 +3,7 @@
 It is folded from the machine's instructions about members and rounds; the run holds no part of it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from epochal.coordinator.machine.instructions import CheckpointRefused, EndedRound, MembershipChanged
@@ -104,12 +104,11 @@ class MemberBook:
     def end_round(self, detail: RoundDetail, ended: EndedRound) -> None:
         """Take in a round that has ended, with its figures."""
         row, failures = detail.figures, plain(ended.round.missing.failures)
-        tokens_per_batch = row.tokens // row.applied_batches if row.applied_batches else 0
         for figures in detail.clients:
             known = self._of(ClientId(figures.client_id))
             if figures.fate == "applied":
                 known.applied += 1
-                known.tokens += figures.batches * tokens_per_batch
+                known.tokens += figures.tokens
             elif figures.fate != "idle":
                 known.lost += 1
             if figures.delivered_s is not None:
@@ -123,12 +122,12 @@ class MemberBook:
                 self._refuse(known, RefusalTold(report.kind, words, row.step, row.ended_s))
         self._forget()
 
-    def credit(self, outcome: Outcome, tokens_per_batch: int) -> None:
-        """Take in the results of an outcome, for as much as they count."""
+    def credit(self, outcome: Outcome, tokens: Mapping[ClientId, int]) -> None:
+        """Take in the results of an outcome, for as much as they count; `tokens` as `EndedRound` has them."""
         for entry in outcome.entries:
             known, batches = self._of(ClientId(entry.client_id)), total_batches(entry.assignment)
             known.batches += batches
-            known.weighed_tokens += batches * tokens_per_batch * number_of(entry.factor)
+            known.weighed_tokens += tokens[known.client_id] * number_of(entry.factor)
             known.first_step = outcome.step if known.first_step is None else known.first_step
             known.last_step = outcome.step
 

@@ -51,7 +51,9 @@ def moment_of(
         loss=loss,
         tokens_total=run.tokens_applied,
         round_s=None if current is None else elapsed_s(current, run.clock) + since_s,
-        under_way=() if current is None or not has_clients else clients_of(current, names=names_of(run)),
+        under_way=()
+        if current is None or not has_clients
+        else clients_of(current, current.tokens(run.state_file), names=names_of(run)),
         last_round=last_round,
         passes=passes,
         pass_samples=pass_samples,

@@ -232,7 +232,7 @@ class Projection:
         self.book.end_round(detail, decided.ended)
         if decided.outcome is not None:
             self.book.take_metrics(decided.ended)
-            self.book.credit(decided.outcome, decided.ended.tokens_per_batch)
+            self.book.credit(decided.outcome, decided.ended.tokens)
             self.outcome_chain = with_outcome(self.outcome_chain, decided.outcome)
             self.outcome_step = decided.outcome.step
         self.rows.append(detail.figures)

@@ -3,6 +3,7 @@
 The service executes them after it has kept the run that gave them (`coordinator/run/service.py`).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -54,7 +55,7 @@ class EndedRound:
         members, ready: number of members, and of those that were ready.
         carried_batches, quarantined_batches: number of batches that wait for another attempt, and that left the run.
         learning_rate: of its first local step.
-        tokens_per_batch: number of tokens of each batch.
+        tokens: for how many tokens each result counts to which a client is bound.
         tokens_total: number of tokens that the run has applied.
         exams: clients whose results were exams, which count for nothing (`machine/replays/lottery.py`).
     """
@@ -69,7 +70,7 @@ class EndedRound:
     carried_batches: int
     quarantined_batches: int
     learning_rate: float
-    tokens_per_batch: int
+    tokens: Mapping[ClientId, int]
     tokens_total: int
     exams: frozenset[ClientId] = frozenset()
 

@@ -25,7 +25,7 @@ from epochal.coordinator.machine.work import promised_after
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import Refused
-from epochal.state.intervals import BatchId, data_index_count, subtract, total_batches
+from epochal.state.intervals import BatchId, subtract, total_batches
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.refusals import Refusal
 from epochal.state.text.amounts import counted
@@ -201,12 +201,17 @@ def settle_work(
     Args:
         run: the run in its round.
         current: the round.
-        included: the clients whose results are applied; empty if nothing is.
+        included: the clients whose results are applied, or are expected to be; empty if nothing is.
         agreed: the replica on which a quorum of witnesses agreed.
         exams: the clients whose results count for nothing.
     """
     assignments = current.tasks.plan.assignments
     applied = tuple(batch for client_id, given in assignments.items() if client_id in included for batch in given)
+    counted_tokens = current.tokens(run.state_file)
+    tokens = (
+        counted_tokens[one] if one in counted_tokens else run.likely_tokens(total_batches(assignments[one]))
+        for one in included
+    )
     blame = blame_after(run, current, included, applied)
     quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
     members, rests = with_conduct(run, current, included, agreed, exams)
@@ -214,6 +219,7 @@ def settle_work(
     work = replace(
         run.work,
         batches_applied=run.work.batches_applied + total_batches(applied),
+        tokens_applied=run.work.tokens_applied + sum(tokens),
         carried=subtract(current.tasks.work.shared, applied + blame.blamed) + blame.cleared + run.work.carried,
         suspects=blame.suspects,
         quarantined=run.work.quarantined + blame.quarantined,
@@ -231,7 +237,6 @@ def _ended_round(before: Run, after: Run, current: Round, exams: frozenset[Clien
         current: the round.
         exams: the clients whose results were exams.
     """
-    config = before.state_file.config
     return EndedRound(
         round=current,
         epoch=before.progress.epoch,
@@ -244,7 +249,7 @@ def _ended_round(before: Run, after: Run, current: Round, exams: frozenset[Clien
         + total_batches(item.batch_id for item in after.work.suspects),
         quarantined_batches=total_batches(item.batch_id for item in after.work.quarantined),
         learning_rate=before.rates.rate(current.number.step, 0),
-        tokens_per_batch=data_index_count(1, config.data_indices_per_batch) * before.state_file.model.LLM.max_seq_len,
+        tokens=current.tokens(before.state_file),
         tokens_total=after.tokens_applied,
         exams=exams,
     )

@@ -101,12 +101,16 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
         current: the round.
     """
     clients = _as_expected(run, current)
-    batches_applied = run.work.batches_applied + current.tasks.work.batch_count()
+    batches, work = current.tasks.work.batch_count(), run.work
     after = replace(
         run,
         round=None,
         progress=replace(run.progress, step=run.progress.step + 1, attempt=0),
-        work=replace(run.work, batches_applied=batches_applied),
+        work=replace(
+            work,
+            batches_applied=work.batches_applied + batches,
+            tokens_applied=work.tokens_applied + run.likely_tokens(batches),
+        ),
     )
     if not current.missing.pending or steps_done(after) or len(clients) < run.state_file.config.min_clients:
         return None

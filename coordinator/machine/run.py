@@ -29,7 +29,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import OtherRules, StoreFailed
 from epochal.state.intervals import BatchId, data_index_count
 from epochal.state.phase_names import RunState
-from epochal.state.schedule import InnerSchedule
+from epochal.state.schedule import InnerSchedule, trained_tokens
 from epochal.state.wire import ClientId, document_digest
 from epochal.state.wire_document import WireDocument
 
@@ -100,8 +100,15 @@ class Run(Composed, WireDocument):
 
     @property
     def tokens_applied(self) -> int:
-        """The tokens of those samples."""
-        return self.data_indices_applied * self.state_file.model.LLM.max_seq_len
+        """The tokens of those samples, without padding, as their clients counted them."""
+        return self.work.tokens_applied
+
+    def likely_tokens(self, batches: int) -> int:
+        """Return the tokens of batches that nobody has trained on yet: as many as those applied had, on average."""
+        work = self.work
+        if not work.batches_applied:
+            return trained_tokens(self.state_file, batches, None)
+        return batches * work.tokens_applied // work.batches_applied
 
     @property
     def occasion(self) -> tuple[object, ...]:

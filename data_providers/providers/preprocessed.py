@@ -40,6 +40,7 @@ from epochal.data_providers.formats.columns import (
 from epochal.data_providers.identity import contents_of
 from epochal.data_providers.order import DataFile, DataOrder, Extent
 from epochal.data_providers.protocol import (
+    MAX_REQUEST_BYTES,
     CorruptData,
     DatasetSpec,
     TokenBatch,
@@ -157,16 +158,16 @@ class PreprocessedDataProvider:
         finally:
             threads.close()
 
-    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
+    async def get_samples(self, data_ids: DataIds, most_bytes: int = MAX_REQUEST_BYTES) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`; they may differ in length.
 
-        `input_ids` are uint32, all other arrays int64.
+        `input_ids` are uint32, all other arrays int64. `TooManyBytes` if they take more than `most_bytes`.
         """
         if self._closed:
             raise InternalError("get_samples after aclose")
         check_sample_count(data_ids)
         async with self._reading:  # so that a row group is decoded once, however many calls need it
-            return await self._threads.run(partial(self._read, self.order.locate(data_ids)))
+            return await self._threads.run(partial(self._read, self.order.locate(data_ids), most_bytes))
 
     async def aclose(self) -> None:
         if self._closed:
@@ -176,7 +177,7 @@ class PreprocessedDataProvider:
         self._threads.close()
         await self._source.aclose()
 
-    def _read(self, extents: Sequence[Extent]) -> TokenBatch:
+    def _read(self, extents: Sequence[Extent], most_bytes: int) -> TokenBatch:
         parts: dict[str, list[Column]] = {name: [] for name in ([RECORD] if self.is_text else self.columns)}
         taken_bytes = 0
         for extent in extents:
@@ -188,7 +189,7 @@ class PreprocessedDataProvider:
                 for name, column in self._row_group(extent.file, group).items():
                     part = column.rows(row - begin, end - begin)
                     taken_bytes += part.values.nbytes * (2 if self.is_text else 1)
-                    check_answer_bytes(taken_bytes)
+                    check_answer_bytes(taken_bytes, most_bytes)
                     parts[name].append(part)
                 row = end
         batch = _batch({name: _joined(columns) for name, columns in parts.items()})

@@ -23,6 +23,7 @@ from epochal.data_providers.formats.tar import record_of, samples_of_tar
 from epochal.data_providers.identity import contents_of
 from epochal.data_providers.order import DataFile, DataOrder
 from epochal.data_providers.protocol import (
+    MAX_REQUEST_BYTES,
     CorruptData,
     DatasetSpec,
     TokenBatch,
@@ -115,8 +116,11 @@ class RecordsDataProvider:
         finally:
             reader.close()
 
-    async def get_samples(self, data_ids: DataIds) -> TokenBatch:
-        """Return the records of these data indices, as `DataProvider.get_samples`: `is_text`, their bytes as uint16."""
+    async def get_samples(self, data_ids: DataIds, most_bytes: int = MAX_REQUEST_BYTES) -> TokenBatch:
+        """Return the records of these data indices, as `DataProvider.get_samples`: `is_text`, their bytes as uint16.
+
+        `TooManyBytes` if they take more than `most_bytes`.
+        """
         if self._closed:
             raise InternalError("get_samples after aclose")
         check_sample_count(data_ids)
@@ -127,7 +131,7 @@ class RecordsDataProvider:
             for start, stop in zip(places[::2].T.ravel().tolist(), places[1::2].T.ravel().tolist(), strict=True):
                 parts.append(AnswerPart(extent.file, start, size_bytes, stop - start))
                 size_bytes += stop - start
-        check_answer_bytes(2 * size_bytes)
+        check_answer_bytes(2 * size_bytes, most_bytes)
         body = np.empty(size_bytes, np.uint8)
         await self._read(ranges_of(parts), body.data)
         lengths = [part.length for part in parts]

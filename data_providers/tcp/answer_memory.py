@@ -45,8 +45,8 @@ class AnswerMemory:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def hold(self, client_id: ClientId, size_bytes: int) -> AsyncIterator[None]:
-        """Hold memory for an answer to this client, for the time of `async with`.
+    async def hold(self, client_id: ClientId, size_bytes: int) -> AsyncIterator[Callable[[int], None]]:
+        """Hold memory for an answer to this client, for the time of `async with`; yield what reduces it to its size.
 
         Raises:
             SourceUnavailable: the others did not end in time; retry.
@@ -54,10 +54,19 @@ class AnswerMemory:
         waiting = _Waiting(client_id, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         self._grant()
+
+        def shrink(to_bytes: int) -> None:
+            nonlocal size_bytes
+            given_back = max(0, size_bytes - to_bytes)
+            size_bytes -= given_back
+            self.held_bytes -= given_back
+            self._held[client_id] -= given_back
+            self._grant()
+
         try:
             if not waiting.granted.done():
                 await self._granted(waiting)
-            yield
+            yield shrink
         finally:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
-from epochal.data_providers.protocol import OutOfRange, Rejected, SourceUnavailable
+from epochal.data_providers.protocol import OutOfRange, Rejected, SourceUnavailable, TooManyBytes
 from epochal.data_providers.tcp.frames import (
     ANY_VERSION,
     CONNECTION_REQUEST,
@@ -30,6 +30,7 @@ from epochal.data_providers.tcp.frames import (
     json_frame,
     parse_header,
 )
+from epochal.data_providers.tcp.payloads import ArrivingSamples
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.connections.limited_transport import limited
@@ -100,10 +101,10 @@ TicketOrAccess: TypeAlias = Callable[[], str] | DataServerAccess
 
 
 class WantedPiece(NamedTuple):
-    """A part of an answer: its data indices, and the memory for its tokens' bytes."""
+    """A part of an answer: its data indices, and the memory for its tokens, or what takes samples of any length."""
 
     data_ids: DataIds
-    target: memoryview
+    target: memoryview | ArrivingSamples
 
 
 @dataclass(eq=False, slots=True)
@@ -112,15 +113,26 @@ class Call:
 
     Attributes:
         missing: the pieces that have not been received, by request number.
+        rest: what the answers to other pieces left out.
         errors: of the server's own answers to some of them.
     """
 
     done: asyncio.Future[None]
     missing: dict[int, WantedPiece] = field(default_factory=dict)
+    rest: list[WantedPiece] = field(default_factory=list)
     errors: dict[int, DataError] = field(default_factory=dict)
 
-    def received(self, request: int) -> None:
-        """Count a piece as received."""
+    def received(self, request: int, payload: memoryview) -> None:
+        """Count a piece as received. Raise `InvalidDocument` if its samples are none; the server's fault."""
+        data_ids, target = self.missing[request]
+        if isinstance(target, ArrivingSamples):
+            try:
+                rest = target.take(data_ids, payload)
+            except TooManyBytes as error:
+                self.refused(request, error)
+                return
+            if rest is not None:
+                self.rest.append(WantedPiece(rest, target))
         del self.missing[request]
         self._end_if_over()
 
@@ -263,8 +275,9 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _begin_payload(self, frame: FrameHeader) -> None:
         self._frame, self._filled = frame, 0
         if frame.kind is FrameKind.SAMPLES:
-            self._target = self._call_of(frame).missing[frame.request].target
-            if len(self._target) != frame.length:
+            target = self._call_of(frame).missing[frame.request].target
+            self._target = memoryview(bytearray(frame.length)) if isinstance(target, ArrivingSamples) else target
+            if len(self._target) != frame.length or not frame.length:
                 raise InvalidDocument(f"{frame.length} bytes of samples where {len(self._target)} were asked for")
         elif frame.length:
             self._target = memoryview(bytearray(frame.length))
@@ -275,7 +288,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         payload = self._target
         self._frame, self._target, self._filled = None, self._header, 0
         if frame.kind is FrameKind.SAMPLES:
-            self._call_of(frame).received(frame.request)
+            self._call_of(frame).received(frame.request, payload)
             del self._calls[frame.request]
         elif frame.kind is FrameKind.WELCOME and not self.welcome.done():
             self.welcome.set_result(parse_document(Welcome, bytes(payload)))

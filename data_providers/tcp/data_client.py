@@ -15,8 +15,13 @@ from typing import Self
 
 import numpy as np
 
-from epochal.data_providers.description import describe_spec
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TokenBatch
+from epochal.data_providers.protocol import (
+    CorruptData,
+    Rejected,
+    SourceUnavailable,
+    TokenBatch,
+    check_sample_count,
+)
 from epochal.data_providers.tcp.client_connection import (
     Call,
     ClientConnection,
@@ -27,7 +32,9 @@ from epochal.data_providers.tcp.client_connection import (
     connect,
 )
 from epochal.data_providers.tcp.frames import Welcome
+from epochal.data_providers.tcp.payloads import AnyLength, ArrivingSamples, shape_of
 from epochal.runtime.retry import RetryPolicy, system_jitter
+from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.errors import DataError, InternalError, InvalidInput
 from epochal.state.intervals import DataIds
 
@@ -82,11 +89,14 @@ class TcpDataProvider:
         self._access = access
         self._welcome = welcome
         self._current = next(server for server in servers if server.is_connected)
-        self._spec = DatasetSpec(welcome.token_size_bytes, welcome.sequence_length)
+        self._shape = shape_of(welcome)
         self.sequence_count = welcome.sequence_count
-        self.sequence_length = self._spec.sequence_length
+        self.sequence_length = welcome.sequence_length
+        """Tokens of a sample; None where samples have any length."""
         self.fingerprint: str = welcome.fingerprint
-        self.description = describe_spec("a data server", self._spec, self.sequence_count)
+        self.description = DatasetDescription(
+            "a data server", welcome.token_size_bytes, welcome.sequence_length, welcome.sequence_count
+        )
         self._connecting = asyncio.Lock()
         self._closed = False
 
@@ -148,13 +158,24 @@ class TcpDataProvider:
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
-        tokens = self._spec.empty_tokens(data_ids)
+        if isinstance(self._shape, AnyLength):
+            check_sample_count(data_ids)
+            arriving = ArrivingSamples()
+            pieces = data_ids.pieces(max(PIECE_BYTES // self._shape.mean_bytes, 1))
+            await self._receive([WantedPiece(part, arriving) for part in pieces])
+            return arriving.batch()
+        tokens = self._shape.empty_tokens(data_ids)
         view = tokens.view(np.uint8).data
         missing: list[WantedPiece] = []
-        for part in data_ids.pieces(max(PIECE_BYTES // self._spec.sequence_bytes, 1)):
-            size_bytes = part.count * self._spec.sequence_bytes
+        for part in data_ids.pieces(max(PIECE_BYTES // self._shape.sequence_bytes, 1)):
+            size_bytes = part.count * self._shape.sequence_bytes
             missing.append(WantedPiece(part, view[:size_bytes]))
             view = view[size_bytes:]
+        await self._receive(missing)
+        return TokenBatch.fixed_length(tokens, self._shape.sequence_length)
+
+    async def _receive(self, missing: list[WantedPiece]) -> None:
+        """Ask for these pieces until all have arrived. Raises as `get_samples`."""
         failed: dict[DataServerAddress, DataError] = {}
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -165,7 +186,6 @@ class TcpDataProvider:
             late = SourceUnavailable(f"{self._current.address} does not answer in {ANSWER_TIMEOUT_S} s")
             self._give_up(self._current, late)
             raise late from error
-        return TokenBatch.fixed_length(tokens, self._spec.sequence_length)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -198,7 +218,7 @@ class TcpDataProvider:
                 # The caller may have cancelled because the connection is dead: the next call needs a new one.
                 self._give_up(server, SourceUnavailable(f"{server.address} was silent until a call was cancelled"))
             raise
-        return list(call.missing.values())
+        return [*call.missing.values(), *call.rest]
 
     def _give_up(self, server: _Server, error: DataError) -> None:
         """Drop a server's connection, and avoid the server for a while."""

@@ -1,4 +1,4 @@
-"""The frames of the TCP data protocol, version 2 (`docs/data-protocol.md` is its specification).
+"""The frames of the TCP data protocol, version 3 (`docs/data-protocol.md` is its specification).
 
 A connection carries frames both ways. Each begins with a header of 12 bytes, little-endian:
 
@@ -13,7 +13,8 @@ A connection carries frames both ways. Each begins with a header of 12 bytes, li
 The client begins with `HELLO` (JSON: run id and ticket); the server answers `WELCOME` (JSON: its dataset) or
 `ERROR`. Then the client sends any number of `GET`s (three unsigned 64-bit integers: the version of the run document
 that it follows, the first and the last data index) without waiting, and the server answers them in order, each with
-`SAMPLES`, whose payload is the tokens' own bytes, or with `ERROR` (JSON: kind and reason). An `ERROR` with request
+`SAMPLES`, whose payload is the tokens' own bytes (of samples of any length: as `payloads.py` has it), or with `ERROR`
+(JSON: kind and reason). An `ERROR` with request
 number 0 is about the connection, which then ends: the client asks another server. The rules kept here: a payload's
 length is checked against its kind's bound before a byte of it is read; and the request's number is 0 in frames about
 the connection, and in no other.
@@ -30,7 +31,6 @@ from epochal.data_providers.protocol import (
     MAX_SEQUENCE_BYTES,
     CorruptData,
     DataErrorKind,
-    DatasetSpec,
     OutOfRange,
     Rejected,
     SourceUnavailable,
@@ -43,7 +43,7 @@ from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from epochal.state.wire import canonical_json, parse_document
 from epochal.state.wire_document import WireDocument
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 HEADER = struct.Struct("<2sBBII")
 HEADER_BYTES = HEADER.size
 MAX_JSON_BYTES = 16 * 1024
@@ -117,12 +117,18 @@ class Hello(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(WireDocument):
-    """The dataset that the server serves, as `DataProvider` and `DatasetSpec` describe it."""
+    """The dataset that the server serves, as `DataProvider` and `DatasetSpec` describe it.
+
+    Attributes:
+        token_size_bytes, sequence_length: of every sample; None where samples have any length.
+        mean_bytes: about the size of a sample of any length; None where all have the same.
+    """
 
     fingerprint: HexSha256
-    token_size_bytes: Annotated[int, Field(ge=2, le=4, multiple_of=2)]
-    sequence_length: Annotated[int, Field(ge=1, le=MAX_SEQUENCE_BYTES // 2)]
+    token_size_bytes: Annotated[int, Field(ge=2, le=4, multiple_of=2)] | None
+    sequence_length: Annotated[int, Field(ge=1, le=MAX_SEQUENCE_BYTES // 2)] | None
     sequence_count: Annotated[int, Field(ge=1, le=MAX_INDEX)] | None
+    mean_bytes: Annotated[int, Field(ge=1, le=MAX_INDEX)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +204,3 @@ def error_of(payload: bytes, server: str) -> DataError:
         kind.kind: kind for kind in (SourceUnavailable, CorruptData, OutOfRange, Rejected)
     }
     return kinds[failure.kind](f"{server} says: {visible(failure.reason)}", by="data server")
-
-
-def welcome_of(spec: DatasetSpec, fingerprint: str, sequence_count: int | None) -> Welcome:
-    """Return the `WELCOME` of a server of this dataset."""
-    return Welcome(HexSha256(fingerprint), spec.token_size_bytes, spec.sequence_length, sequence_count)

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-import numpy as np
-
-from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.protocol import DataProvider, Rejected, SourceUnavailable
 from epochal.data_providers.tcp.answer_memory import AnswerMemory
 from epochal.data_providers.tcp.frames import (
     CONNECTION_REQUEST,
     HEADER_BYTES,
-    MAX_SAMPLES_BYTES,
     FrameHeader,
     FrameKind,
     Get,
@@ -31,8 +28,8 @@ from epochal.data_providers.tcp.frames import (
     json_frame,
     parse_get,
     parse_header,
-    welcome_of,
 )
+from epochal.data_providers.tcp.payloads import Shape, answer_of, most_answer_bytes, welcome_of
 from epochal.data_providers.tcp.sending import SEND_PIECE_BYTES, PacedWriter, TooSlow
 from epochal.data_providers.tcp.server_limits import DEFAULT_LIMITS, ServerLimits
 from epochal.runtime.broadcast import Broadcast
@@ -114,18 +111,26 @@ class _Served:
 
 
 class DataServer:
-    """Serves a provider's samples, all of the `spec`'s length, on a socket. `aclose` does not close the provider."""
+    """Serves a provider's samples on a socket. `aclose` does not close the provider.
+
+    Args:
+        provider: a `BoundedProvider` where samples have any length.
+        shape: of its samples.
+        gate: decides who may read what.
+        limits: bound what a client may delay.
+        tls: for TLS.
+    """
 
     def __init__(
         self,
         provider: DataProvider,
-        spec: DatasetSpec,
+        shape: Shape,
         gate: Gate,
         limits: ServerLimits = DEFAULT_LIMITS,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._provider = provider
-        self._spec = spec
+        self._shape = shape
         self._gate = gate
         self._limits = limits
         self._tls = tls
@@ -241,15 +246,14 @@ class DataServer:
     async def _answer(self, writer: PacedWriter, client_id: ClientId, request: int, wanted: Get) -> None:
         """Send the samples, if the client may have them, or else the reason why not."""
         data_ids = wanted.data_ids
-        started_s, size_bytes = time.perf_counter(), data_ids.count * self._spec.sequence_bytes
+        started_s = time.perf_counter()
         try:
-            if size_bytes > MAX_SAMPLES_BYTES:
-                raise Rejected(f"data indices {data_ids} are {size_bytes} bytes; at most {MAX_SAMPLES_BYTES} a request")
+            most_bytes = most_answer_bytes(self._shape, data_ids)
             await self._gate.allow(client_id, data_ids, wanted.version)
-            async with self.memory.hold(client_id, size_bytes + SEND_PIECE_BYTES):
-                batch = await self._provider.get_samples(data_ids)
-                tokens = batch.input_ids.view(np.uint8).data
-                await writer.send(frame_header(FrameKind.SAMPLES, request, len(tokens)), tokens)
+            async with self.memory.hold(client_id, most_bytes + SEND_PIECE_BYTES) as shrink:
+                payload, sample_count = await answer_of(self._provider, self._shape, data_ids)
+                shrink(len(payload) + SEND_PIECE_BYTES)
+                await writer.send(frame_header(FrameKind.SAMPLES, request, len(payload)), payload)
         except DataError as error:
             facts = {"client_id": client_id, "data_ids": str(data_ids), "kind": error.kind, "error": error.message}
             _log.info("request failed", extra=facts)
@@ -257,7 +261,7 @@ class DataServer:
             self._note(RequestEnded(error.kind, client_id, duration_s=time.perf_counter() - started_s))
         else:
             took_s = time.perf_counter() - started_s
-            self._note(RequestEnded(None, client_id, data_ids.count, size_bytes, took_s))
+            self._note(RequestEnded(None, client_id, sample_count, len(payload), took_s))
 
     async def _shake_hands(self, served: _Served) -> ClientId | None:
         """Return the admitted client; None when it was turned away."""
@@ -276,7 +280,7 @@ class DataServer:
             served.writer.say(_error_frame(CONNECTION_REQUEST, error))
             return None
         self.connections.vouch(served.connection, client_id)
-        welcome = welcome_of(self._spec, self._provider.fingerprint, self._provider.sequence_count)
+        welcome = welcome_of(self._shape, self._provider.fingerprint, self._provider.sequence_count)
         await served.writer.send(json_frame(FrameKind.WELCOME, CONNECTION_REQUEST, welcome))
         return client_id
 

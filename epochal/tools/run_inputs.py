@@ -98,12 +98,17 @@ async def open_what_data_file_names(config: DataConfig, path: Path, state: State
     found = NamedFiles()
     place = f"{path}: dir"
     with found.collecting(place):
-        async with contextlib.aclosing(await open_described(config, path.parent)) as provider:
+        async with (
+            contextlib.aclosing(await open_described(config, path.parent)) as provider,
+            contextlib.aclosing(WorkerThread("epochal-check")) as worker,
+        ):
             vocabulary = None if state is None else vocabulary_of(state)
             tokenizer = None if state is None else state.model.LLM.tokenizer
-            needs = DataNeeds(config.seq_len, vocabulary, None, LOOK_TIMEOUT_S, tokenizer)
+            packing = None if state is None else Packing.of(state, vocabulary, worker, OWNERS)
+            length = config.seq_len or (0 if state is None else state.model.LLM.max_seq_len)
             found.fingerprint = provider.fingerprint
-            await _look(provider, place, needs, found)
+            if length:  # what records become is a matter of the run's task encoder
+                await _look(provider, place, DataNeeds(length, vocabulary, packing, LOOK_TIMEOUT_S, tokenizer), found)
             if state is not None:
                 found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
     with found.collecting(place):

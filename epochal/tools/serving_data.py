@@ -10,9 +10,10 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from epochal.batching.data_check import DataNeeds, look_at_data
+from epochal.batching.data_check import DataFindings, DataNeeds, look_at_data
+from epochal.batching.packing.packed_batches import Packing
 from epochal.coordinator_client.api import RunRequests
-from epochal.data_providers.open_data import open_described
+from epochal.data_providers.open_data import open_described, served_shape
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.tcp.coordinator_gate import CoordinatorGate
 from epochal.data_providers.tcp.server import DataServer
@@ -22,6 +23,8 @@ from epochal.runtime.connections.descriptors import open_files_limit
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.http_server import WouldBeUnencrypted
+from epochal.runtime.permissions import OWNERS
+from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_file import check_sequence_length, check_together
 from epochal.state.config.data_location import Server
 from epochal.state.config.state_file import StateFile
@@ -156,7 +159,7 @@ async def serving_data(
         await files.aclose()
         raise
     gate = CoordinatorGate(coordinator)
-    server = DataServer(files, files.order.spec, gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
+    server = DataServer(files, served_shape(config, files), gate, DEFAULT_LIMITS.within(open_files_limit()), tls)
     DataServerMetrics(registry).watch(server, gate)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -171,8 +174,15 @@ async def serving_data(
 
 
 async def _check_data(provider: DataProvider, state: StateFile, path: Path) -> None:
-    """Raise `InvalidInput` if the run's model cannot take the data, of which some are read."""
-    findings = await look_at_data(provider, DataNeeds.of(state, vocabulary_of(state), None))
+    """Raise `InvalidInput` if the run's model cannot take the data, of which some are read.
+
+    What a task encoder of another package makes of samples is not known here.
+    """
+    vocabulary, findings = vocabulary_of(state), DataFindings()
+    if state.packing.task_encoder is None:
+        async with contextlib.aclosing(WorkerThread("epochal-data-server")) as worker:
+            packing = Packing.of(state, vocabulary, worker, OWNERS)
+            findings = await look_at_data(provider, DataNeeds.of(state, vocabulary, packing))
     findings.problems += fingerprint_problems(state, provider)
     for note in findings.notes:
         log.warning("data_look_wrong", extra={"reason": note})

@@ -9,7 +9,6 @@ from epochal.state.config.data_location import (
     DummyData,
     Http,
     NumberedFiles,
-    Server,
     WeightedHttp,
 )
 from epochal.state.config.mistakes import show
@@ -30,7 +29,7 @@ RUN_ID_LINE = "letters, digits, '-', '_' and '.', no '.' first: it is part of th
 _ADAMW = "`optimizer = { AdamW = { betas = [0.9, 0.95], weight_decay = 0.1, eps = 1e-8 } }`"
 _PACKED = (
     '`data_location = { Local = "folder of JSON lines" }`, `{ Preprocessed = "folder of parquet files" }`, or '
-    "`Http` of such files, as Finetuning packs samples"
+    "`Http` or `Server` of such files, as Finetuning packs samples"
 )
 _IMAGES = (
     '`data_location = { Local = "folder of JSON lines" }`, or `Http` of such files: a data server sends tokens of '
@@ -69,7 +68,7 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
         yield Mistake("model.LLM.architecture", show(llm.architecture), trainable)
     elif llm.architecture in HF_ARCHITECTURES and _lacks_config(state):
         yield Mistake("model.LLM.hf", None, _HF)
-    if llm.data_type is DataType.FINETUNING and isinstance(location, Server | DummyData):
+    if llm.data_type is DataType.FINETUNING and isinstance(location, DummyData):
         yield Mistake("model.LLM.data_location", show(plain["data_location"]), _PACKED)
     if llm.data_type is DataType.MULTIMODAL and isinstance(location, Server | DummyData):
         yield Mistake("model.LLM.data_location", show(plain["data_location"]), _IMAGES)

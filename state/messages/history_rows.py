@@ -180,7 +180,7 @@ class ClientFigures(WireDocument):
         result_bytes: size of its result; 0 if it announced none.
         train_s: time in its trainer, without waits for data; None if it announced no result, as for the rest.
         fetching_s, decoding_s, packing_s: time for which its trainer waited for data; None if it does not say so.
-        tokens: number of tokens that it predicted.
+        tokens: of its samples without padding, by its own count, up to as many as they can have.
         loss: mean loss in nats per token.
         gradient_norm: mean over its optimizer steps of the gradient's L2 norm before clipping; None if it has none.
         gpu_memory_bytes, gpu_memory_total_bytes: memory of its GPUs in use, by whomever, and in all; None without one,

@@ -76,6 +76,7 @@ class ReplayReport(WireDocument):
         result_class: how the result was computed, as its header says.
         replay_class: how the replay was.
         took_ms: milliseconds that the replay took.
+        tokens: of the result's samples, without padding, as the replay counted them; None if it did not.
     """
 
     step: Count
@@ -87,6 +88,7 @@ class ReplayReport(WireDocument):
     result_class: ComputedClass
     replay_class: ComputedClass
     took_ms: Count
+    tokens: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ MAX_TOLD_BYTES = 2**53
 MS_PER_S = 1000
 
 Milliseconds = Annotated[int, Field(ge=0, le=MAX_TOLD_MS, strict=True)]
+ClaimedTokens = Annotated[int, Field(ge=0, le=MAX_CLAIMED_TOKENS)]
 ToldBytes = Annotated[int, Field(ge=0, le=MAX_TOLD_BYTES, strict=True)]
 RoundStep = Annotated[int, Field(ge=1, strict=True)]
 RoundAttempt = Annotated[int, Field(ge=0, strict=True)]
@@ -89,16 +90,18 @@ class ResultMetrics(WireDocument):
         before: the times of an earlier round that it knows by now.
         gradient_norm: mean over its optimizer steps of the gradient's L2 norm before clipping; None if it has none.
         gpu: of the end of its training, or of the round before; None without a GPU, or where nothing shows its use.
+        sample_tokens: tokens of its samples as they were trained on, without padding; None if it does not count them.
     """
 
     loss: float | None
-    tokens: Annotated[int, Field(ge=0, le=MAX_CLAIMED_TOKENS)]
+    tokens: ClaimedTokens
     train_s: float
     data: DataMetrics | None = None
     work: WorkTimes | None = None
     before: LaterTimes | None = None
     gradient_norm: Annotated[float, Field(ge=0)] | None = None
     gpu: GpuUse | None = None
+    sample_tokens: ClaimedTokens | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from epochal.coordinator.machine.parts.train_times import TrainTimes
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import total_batches
 from epochal.state.messages.round_times import LaterTimes
+from epochal.state.schedule import trained_tokens
 from epochal.state.weights import Weighed, steps_of
 from epochal.state.wire import Blake3, ClientId
 
@@ -153,6 +154,14 @@ class Round(Composed):
                 (one, assignments[one], total_batches(assignments[one])) for one in clients
             )
         ]
+
+    def tokens(self, state: StateFile) -> dict[ClientId, int]:
+        """Return the tokens for which each result counts to which a client is bound."""
+        assignments = self.tasks.plan.assignments
+        return {
+            one: trained_tokens(state, total_batches(assignments.get(one, ())), report.metrics.sample_tokens)
+            for one, report in plain(self.results.commitments).items()
+        }
 
 
 _NAMES: dict[type, str] = {

@@ -41,7 +41,7 @@ class RunWork(WireDocument):
 
     Attributes:
         cursor: the first batch that was never assigned.
-        batches_applied: number of batches that outcomes applied.
+        batches_applied, tokens_applied: number of batches that outcomes applied, and of their tokens.
         carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
         suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
@@ -52,6 +52,7 @@ class RunWork(WireDocument):
 
     cursor: int
     batches_applied: int = 0
+    tokens_applied: int = 0
     carried: tuple[BatchId, ...] = ()
     suspects: tuple[Suspect, ...] = ()
     quarantined: tuple[Suspect, ...] = ()

@@ -71,6 +71,7 @@ class OpenReplay:
         result_sha256, size_bytes: of the result, whose bytes are kept.
         replica_digest: of replica `step − 1`, on which the round agreed.
         why: why it is replayed.
+        tokens: of its samples, as its client claims; None if it does not say.
         is_compared: whether one that passes is also replayed by another verifier, if there is one.
         reports: of verifiers, the first one first.
         failures: verifiers that could not replay it, one entry for each failure.
@@ -85,6 +86,7 @@ class OpenReplay:
     size_bytes: int
     replica_digest: Blake3
     why: Why
+    tokens: int | None = None
     is_compared: bool = False
     reports: tuple[Reported, ...] = ()
     failures: tuple[str, ...] = ()
@@ -98,6 +100,15 @@ class OpenReplay:
     def is_disputed(self) -> bool:
         """Whether a report was above its tolerance, so that others are asked for."""
         return any(one.ratio > 1 for one in self.reports)
+
+    @property
+    def miscount(self) -> str:
+        """Why its client is flagged, "" if it is not: it claims other tokens than a replay counted."""
+        counted_tokens = {one.report.tokens for one in self.reports} - {None, self.tokens}
+        if self.tokens is None or not counted_tokens:
+            return ""
+        shown = " or ".join(f"{count:,}" for count in sorted(one for one in counted_tokens if one is not None))
+        return f"its result of step {self.step} claims {self.tokens:,} tokens; replays counted {shown}"
 
     def is_new_to(self, verifier: str) -> bool:
         """Return whether this verifier has not reported it, and may yet."""

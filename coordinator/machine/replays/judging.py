@@ -1,5 +1,7 @@
 """What verifiers report, and what follows: results pass, or their clients are convicted; verifiers are tested.
 
+A client whose result has passed and claims other tokens than its samples have is flagged.
+
 The rules kept here: nobody is convicted by fewer than three replays, the median of which is above its tolerance, nor,
 where verifiers contradict each other, by one verifier alone. Two verifiers that differ by more than a tolerance are
 doubted: each gets a result of which the answer is known from several replays, and loses its role if its answer is
@@ -296,7 +298,9 @@ def _passed(members: RunMembers, task: OpenReplay, local_steps: int) -> RunMembe
     if before is not None or len(verification.distances) < MAX_PAIRS:
         verification = _with_distances(verification, pair, with_passed(before, task.client_id, last.report.excess))
     excess = per_usual(before, task.client_id, last.report.excess)
-    return members.verified_as(verification).with_trust(task.client_id, trust.with_passed(excess))
+    trust = trust.with_passed(excess)
+    trust = trust.with_flag(task.miscount) if task.miscount else trust
+    return members.verified_as(verification).with_trust(task.client_id, trust)
 
 
 def _with_known(verification: Verification, task: OpenReplay) -> Verification:

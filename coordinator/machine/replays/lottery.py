@@ -107,6 +107,7 @@ def _drawn(
             size_bytes=report.size_bytes,
             replica_digest=outcome.replica_digest,
             why=why,
+            tokens=report.metrics.sample_tokens,
             is_compared=number[8] % ONE_COMPARED_OF == 0,
         )
 

@@ -143,7 +143,9 @@ def _asked_for(text: str, token_size: str | None, seq_len: int | None) -> _Asked
     if path is not None and path.suffix == DATA_CONFIG_SUFFIX:
         config = read_data_config(path)
         seq_len, path = config.seq_len, path.parent / config.dir
-    packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
+        packs = seq_len is None
+    else:
+        packs = isinstance(found, HubDataset) if path is None else _holds_samples(path)
     spec = DatasetSpec(int(token_size or 2), seq_len or DEFAULT_SEQUENCE_LENGTH, seed)
     return _Asked(text, found, spec, packs, path=path)
 

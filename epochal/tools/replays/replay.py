@@ -7,7 +7,7 @@ lease (`replay_worker.py`), and an audit of a store. Nothing that a trainer comp
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from epochal.batching.packing.packed_batches import AssignedBatches, Packing
@@ -28,7 +28,7 @@ from epochal.state.replays.replay_distance import ReplayDistance, check_comparab
 from epochal.state.results import decode_result
 from epochal.state.wire import ClientId, Sha256
 from epochal.trainers.first_parameters import check_trainable
-from epochal.trainers.protocol import Trainer
+from epochal.trainers.protocol import TrainedRound, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,20 @@ class Replay:
         result_class, replay_class: how they were computed (`state/model/computed_class.py`), the result by its own
             account.
         took_ms: milliseconds that the replay took.
+        tokens: of the work's samples, without padding; None if the trainer loads them and does not count them.
     """
 
     distance: ReplayDistance
     result_class: str
     replay_class: str
     took_ms: int
+    tokens: int | None
 
     def report(self, step: int, client_id: ClientId, result_sha256: Sha256) -> ReplayReport:
         """Return it as a verifier reports it."""
         far, classes = self.distance, (self.result_class, self.replay_class)
         return ReplayReport(
-            step, client_id, result_sha256, far.excess, far.norm_ratio, far.cosine, *classes, self.took_ms
+            step, client_id, result_sha256, far.excess, far.norm_ratio, far.cosine, *classes, self.took_ms, self.tokens
         )
 
 
@@ -129,6 +131,9 @@ class Replays:
             TrainerFailed: they cannot be trained on.
             InvalidDocument: the replica is not the run's model.
         """
+        return (await self._trained(work, start)).difference
+
+    async def _trained(self, work: WorkOfRound, start: Replica) -> TrainedRound:
         if start.step != work.step - 1:
             raise InvalidInput(f"work of step {work.step} begins with replica {work.step - 1}, not {start.step}")
         await self._worker.run(partial(check_trainable, self._access.spec, start))
@@ -147,7 +152,7 @@ class Replays:
             raise first_error(errors, EpochalError) from None
         finally:
             trainer.roll_back_inner_state()
-        return trained.difference
+        return trained if trainer.loads_data else replace(trained, sample_tokens=batches.token_count)
 
     async def replay(self, work: WorkOfRound, start: Replica, result: Buffer) -> Replay:
         """Compute a client's work again, and return how far its result is from that.
@@ -169,10 +174,10 @@ class Replays:
                 "(merge.delay); only those that began with a replica can be computed again"
             )
         began_s = self._now_s()
-        difference = await self.difference(work, start)
+        trained = await self._trained(work, start)
         took_ms = milliseconds(self._now_s() - began_s)
-        distance = await self._worker.run(partial(replay_distance, found, difference, self.state.merge.max_abs))
-        return Replay(distance, header.computed, self.computed, took_ms)
+        distance = await self._worker.run(partial(replay_distance, found, trained.difference, self.state.merge.max_abs))
+        return Replay(distance, header.computed, self.computed, took_ms, trained.sample_tokens)
 
 
 def no_ticket() -> str:

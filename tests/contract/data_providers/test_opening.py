@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.locations import Registered, parse_location
-from epochal.data_providers.open_data import OpenOptions, open_described, open_location, open_provider
+from epochal.data_providers.open_data import OpenOptions, open_described, open_location, open_provider, served_shape
 from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
@@ -90,8 +90,9 @@ async def test_factory_opens_one_url_with_its_token_size_and_shuffle(tmp_path: P
 async def test_factory_opens_a_data_server_and_its_data_toml_alike(tmp_path: Path) -> None:
     write_dataset(tmp_path / "tokens")
     (tmp_path / "data.toml").write_text(DATA_TOML)
-    source = await open_described(parse_data_config(DATA_TOML, "data.toml"), tmp_path)
-    async with serving(source, spec=source.order.spec) as (_, address):
+    config = parse_data_config(DATA_TOML, "data.toml")
+    source = await open_described(config, tmp_path)
+    async with serving(source, spec=served_shape(config, source)) as (_, address):
         provider = await opened({"Server": f"127.0.0.1:{address.port}"})
         assert isinstance(provider, TcpDataProvider)
         replaced = await opened({"Server": "127.0.0.1:1"}, override=str(tmp_path / "data.toml"))

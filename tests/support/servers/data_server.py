@@ -6,10 +6,11 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from epochal.data_providers.protocol import DataProvider, DatasetSpec, Rejected
+from epochal.data_providers.protocol import DataProvider, Rejected
 from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, get_frame, json_frame, parse_header
+from epochal.data_providers.tcp.payloads import Shape
 from epochal.data_providers.tcp.server import DataServer, Gate
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
@@ -45,7 +46,7 @@ async def serving(
     source: DataProvider,
     gate: Gate | None = None,
     limits: ServerLimits | None = None,
-    spec: DatasetSpec = SPEC,
+    spec: Shape = SPEC,
     port: int = 0,
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[tuple[DataServer, DataServerAddress]]:

@@ -26,8 +26,8 @@ from epochal.data_providers.tcp.frames import (
     frame_header,
     json_frame,
     parse_header,
-    welcome_of,
 )
+from epochal.data_providers.tcp.payloads import welcome_of
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.runtime.connections.shedding import ConnectionLimits, Shed
 from epochal.state.errors import DataError

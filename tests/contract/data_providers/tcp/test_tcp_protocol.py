@@ -23,8 +23,8 @@ from epochal.data_providers.tcp.frames import (
     get_frame,
     json_frame,
     parse_header,
-    welcome_of,
 )
+from epochal.data_providers.tcp.payloads import welcome_of
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.state.intervals import DataIds
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
@@ -143,7 +143,7 @@ BROKEN_ANSWERS = {
     "a second welcome": WELCOME,
     "a request": get_frame(1, DataIds(0, 0)),
     "an error of nonsense": frame_header(FrameKind.ERROR, 1, 2) + b"{}",
-    "a welcome with a request": b"EP\x02\x02" + bytes([1, 0, 0, 0]) + WELCOME[8:],
+    "a welcome with a request": b"EP\x03\x02" + bytes([1, 0, 0, 0]) + WELCOME[8:],
     "samples with request 0": frame_header(FrameKind.SAMPLES, 0, 32) + bytes(32),
     "an unknown error": frame_header(FrameKind.ERROR, 1, 26) + b'{"kind":"odd","reason":""}',
 }

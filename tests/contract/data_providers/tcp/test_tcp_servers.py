@@ -22,8 +22,8 @@ from epochal.data_providers.tcp.frames import (
     json_frame,
     parse_get,
     parse_header,
-    welcome_of,
 )
+from epochal.data_providers.tcp.payloads import welcome_of
 from epochal.data_providers.tcp.server import DataServer
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S

@@ -147,8 +147,9 @@ def test_arrivals_survive_a_snapshot_in_the_middle_of_a_round() -> None:
     commit(driver, client(1))
     again = parse_snapshot(snapshot_bytes(driver.run))
     assert again.round is not None
-    assert clients_of(again.round) == clients_of(driver.round)
-    assert clients_of(again.round)[again.round.tasks.plan.positions[client(1)]].committed_s == 2.0
+    tokens = again.round.tokens(driver.run.state_file)
+    assert clients_of(again.round, tokens) == clients_of(driver.round, tokens)
+    assert clients_of(again.round, tokens)[again.round.tasks.plan.positions[client(1)]].committed_s == 2.0
 
 
 def test_newest_rounds_keep_their_clients_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
