@@ -1,8 +1,8 @@
 """`data.toml`, which describes the data of a TCP data server, and the check that it fits a `state.toml`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from epochal.state.config.data_location import SeedBytes, Server
 from epochal.state.config.mistakes import Rule, parse_file, show
@@ -38,6 +38,12 @@ class DataConfig(Section):
     shuffle_seed: Annotated[
         SeedBytes | None, Field(description="a list of 32 integers from 0 to 255, or no such line")
     ] = None
+
+    @model_validator(mode="after")
+    def _keep_rules(self) -> Self:
+        if (self.token_size is None) != (self.seq_len is None):
+            raise ValueError("token_size and seq_len go together")
+        return self
 
 
 RULES = (

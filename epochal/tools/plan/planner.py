@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
+from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import PARTS, ClientGroup, RoundModel
@@ -164,7 +165,10 @@ def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[Played
 def _round_notes(state: StateFile, found: Plan) -> tuple[str, ...]:
     """Return a line for each limit of a run that its plan exceeds."""
     config = state.config
-    notes = [
+    notes = []
+    if state.model.LLM.data_type is DataType.FINETUNING:
+        notes.append("tokens are those of full rows: samples that the run packs, or pads, have fewer")
+    notes += [
         f"{100 - 100 * group.delivered_part:.0f} % of the assignments of {group.group.name!r} come too late: "
         "the work is done again by others, and these clients are kept off for a while"
         for group in found.groups

@@ -113,3 +113,21 @@ def test_request_that_is_cancelled_holds_nothing() -> None:
         assert order.memory.held_bytes == 0
 
     run_virtually(main())
+
+
+def test_answer_that_is_smaller_than_it_might_be_gives_the_rest_back_at_once() -> None:
+    async def main() -> None:
+        order = Order(memory_of(20))
+        async with asyncio.TaskGroup() as tasks, order.memory.hold(GREEDY, 20) as shrink:
+            tasks.create_task(order.ask("modest", MODEST, 10))
+            await settle()
+            assert order.served == []
+            shrink(30)
+            assert (order.memory.held_bytes, order.memory.waiting_count) == (20, 1), "it never grows"
+            shrink(4)
+            await settle()
+            assert (order.served, order.memory.held_bytes) == (["modest"], 14)
+            order.done["modest"].set()
+        assert (order.memory.held_bytes, order.memory.waiting_count) == (0, 0)
+
+    run_virtually(main())

@@ -48,7 +48,7 @@ def test_check_of_a_good_file_exits_0(tmp_path: Path) -> None:
 
 def test_check_reports_every_mistake_of_both_files_and_exits_2(tmp_path: Path) -> None:
     state = state_text(config__min_clients=-1, config__epoch_tyme=3, model__LLM__data_type="Finetuning")
-    ran = checked(tmp_path, state, 'dir = "data"\ntoken_size = "ThreeBytes"\n')
+    ran = checked(tmp_path, state, 'dir = "data"\ntoken_size = "ThreeBytes"\nseq_len = 0\n')
     ran.expect(2, "state.toml", "config.min_clients", "epoch_tyme", "epoch_time", "data.toml", "token_size", "seq_len")
     assert ran.err.endswith("see: epochal explain invalid-config\n")
 
@@ -106,6 +106,32 @@ def test_check_compares_the_pinned_fingerprint(tmp_path: Path) -> None:
     assert ran.code == 2
     fingerprint = json.loads(ran.out)["fingerprint"]
     checked(tmp_path, located(location, config__data_fingerprint=fingerprint)).expect(0)
+
+
+RECORD = '{"prompt": "what?", "completion": "so"}'
+PACKED = {"model__LLM__data_type": "Finetuning", "config__init_min_clients": 1, **SERVED}
+
+
+def test_check_opens_the_records_that_a_data_server_serves_to_a_run_that_packs(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text(f"{RECORD}\n{RECORD}")
+    checked(tmp_path, state_text(**PACKED), 'dir = "data"').expect(0, "fits it")
+    (tmp_path / "data" / "a.jsonl").write_text('{"picture": 7}')
+    checked(tmp_path, state_text(**PACKED), 'dir = "data"').expect(2, "data index 0 is a record of picture")
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "said"),
+    [
+        (DATA, PACKED, "seq_len is 16; allowed: neither it nor token_size: model.LLM.data_type"),
+        ('dir = "data"', SERVED, "seq_len is missing; allowed: 16, as model.LLM.max_seq_len"),
+        ('dir = "data"\ntoken_size = 2', PACKED, "allowed: with a line seq_len, and not without one"),
+    ],
+)
+def test_check_refuses_a_data_file_for_another_kind_of_samples(
+    tmp_path: Path, data: str, state: dict[str, Any], said: str
+) -> None:
+    checked(tmp_path, state_text(**state), data).expect(2, said)
 
 
 def test_check_imports_the_task_encoder_and_opens_the_data_too(tmp_path: Path) -> None:

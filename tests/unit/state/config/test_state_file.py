@@ -241,7 +241,8 @@ def test_parse_data_config_token_size_as_name_or_number_means_the_same() -> None
     assert config.token_size.size_bytes == 2
     assert config.shuffle_seed is None
     assert parse_data_config(two.replace('"TwoBytes"', "2"), "data.toml") == config
-    assert parse_data_config(two.replace('"TwoBytes"', "4"), "data.toml").token_size.size_bytes == 4
+    four = parse_data_config(two.replace('"TwoBytes"', "4"), "data.toml")
+    assert four == DataConfig(dir="data/", token_size=TokenSize.FOUR_BYTES, seq_len=5)
 
 
 def test_dump_state_spells_out_every_default() -> None:

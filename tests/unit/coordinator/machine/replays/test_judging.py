@@ -35,9 +35,10 @@ from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
+from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, refused
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
 
 CPU, GPU = "float32/cpu", "bf16/h100"
 HONEST, LIE = 0.01, 1.2
@@ -693,3 +694,24 @@ def test_batches_are_applied_once_and_three_replays_convict(
             assert len(reports) >= 3
             assert sum(of.report.excess > of.tolerance for of in reports) >= 2
     assert set(driver.run.members.verification.convicted) <= driver.run.members.ejected
+
+
+@pytest.mark.parametrize(
+    ("claimed", "counted", "is_flagged"),
+    [(8, 8, False), (8, 6, True), (8, 0, True), (8, None, False), (None, 6, False)],
+)
+def test_member_that_claims_other_tokens_than_a_replay_counts_is_flagged(
+    claimed: int | None, counted: int | None, is_flagged: bool
+) -> None:
+    driver = verified(1, 2, 3, percent=100)
+    for one in driver.workers():
+        number = driver.round.number
+        metrics = replace(METRICS, sample_tokens=claimed)
+        result = digest_of(f"{one} {number}")
+        driver.verify(one, ResultCommitment(number.step, number.attempt, result, 10, metrics))
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    replay = open_of(driver)[0]
+    assert replay.tokens == claimed
+    report(driver, replay, HONEST, tokens=counted)
+    reason = driver.run.members.trust_of(replay.client_id).flagged
+    assert reason == (f"its result of step 1 claims 8 tokens; replays counted {counted}" if is_flagged else "")
