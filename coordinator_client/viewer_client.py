@@ -28,6 +28,7 @@ from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.messages.receipts import Receipt, ReceiptRequest
+from epochal.state.messages.rewinds import RewindChoices, RewindRequest
 from epochal.state.shown.explanation import SpeedExplanation
 from epochal.state.wire import ClientId, Sha256
 
@@ -146,6 +147,22 @@ class ViewerClient(CoordinatorClient):
     async def finish(self, after_step: int | None) -> None:
         """End the run after a step; None takes that back. Raise `Refused`: `not-now` if it cannot end there."""
         await self._request("PUT", "/finish", message=FinishSetting(after_step))
+
+    async def rewind_choices(self) -> RewindChoices:
+        """Return the steps to which the run can go back, and what each would take back."""
+        return await self._fetch(RewindChoices, "GET", "/rewind")
+
+    async def rewind(self, to_step: int, *, skip: bool = False) -> RewindChoices:
+        """Take the run back to a kept checkpoint; return the steps to which it can go back then.
+
+        Args:
+            to_step: of the checkpoint.
+            skip: whether the data are passed over that were applied since, or are under way.
+
+        Raises:
+            Refused: `not-found` if no checkpoint of that step is kept.
+        """
+        return await self._fetch(RewindChoices, "POST", "/rewind", message=RewindRequest(to_step, skip))
 
     async def invite(self, request: InvitationRequest) -> MadeInvitation:
         """Make an invitation. Raise `Refused`: `not-now` where none is needed."""

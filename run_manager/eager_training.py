@@ -22,7 +22,7 @@ from epochal.run_manager.run_data import DataAhead
 from epochal.runtime.background_task import BackgroundTask
 from epochal.runtime.merging.merger import Merger
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import RoundHead, RunDocument
+from epochal.state.documents import RoundHead, RunDocument, first_beside, tries_before
 from epochal.state.errors import Refused, SpoolFull
 from epochal.state.merging import Diverged
 from epochal.state.refusals import Refusal, Retry
@@ -112,7 +112,7 @@ class EagerTraining:
         """
         eager = self._eager
         try:
-            if eager is None or mine.attempt or not await self._counts(eager):
+            if eager is None or tries_before(mine.attempt) or not await self._counts(eager):
                 return None
             await eager.ended.wait()
             is_same = eager.work is not None and eager.work.is_same(mine)
@@ -150,7 +150,9 @@ class EagerTraining:
         assignments = await self._rounds.ahead_of(ahead, base.seed, self._session.client_id)
         if not assignments:
             return None
-        eager.work = RoundWork(document, state, base.step + 1, 0, ahead.work_sha256, assignments)
+        eager.work = RoundWork(
+            document, state, base.step + 1, first_beside(base.attempt), ahead.work_sha256, assignments
+        )
         start = await self._start(eager)
         if start is None:
             return None
@@ -185,4 +187,4 @@ class EagerTraining:
 
 def _follows(base: RoundHead, head: RoundHead) -> bool:
     """Return whether a round is the first attempt at the step after another one's."""
-    return (head.step, head.attempt) == (base.step + 1, 0)
+    return (head.step, head.attempt) == (base.step + 1, first_beside(base.attempt))

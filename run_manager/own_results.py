@@ -78,3 +78,10 @@ class OwnResults:
         """Roll the inner state back: no outcome will contain a result that was published, or is being trained."""
         self._trainer.roll_back_inner_state()
         self._published.clear()
+
+    def start_over(self) -> None:
+        """Forget what was kept of earlier results, as a newcomer has it: the run went back to a replica before them."""
+        self.forget()
+        self._trainer.forget_inner_state()
+        if self._feedback is not None:
+            self._feedback.drop("the run went back to an earlier replica")

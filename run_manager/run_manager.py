@@ -72,6 +72,7 @@ class _Run:
     """
 
     keeper: ReplicaKeeper
+    results: OwnResults
     steps: StepStateMachine
     listeners: Sequence[DocumentListener]
     background: Sequence[StepStateMachine | EagerTraining | EpochCheckpoint | DataAhead]
@@ -108,6 +109,7 @@ class RunManager:
         self._run: _Run | None = None
         self._latest: RunDocument | None = None
         self._lineage: str | None = None
+        self._branch = 0
         self._applying = asyncio.Lock()
 
     @property
@@ -171,10 +173,16 @@ class RunManager:
 
     async def _follow(self, run: _Run, document: RunDocument) -> None:
         if self._lineage not in (None, document.lineage):
-            log.warning("run_restored", extra={"before": self._lineage, "after": document.lineage})
+            mark = document.rewound
+            is_rewound = mark is not None and mark.branch > self._branch
+            event = "run_went_back" if is_rewound else "run_restored"
+            step = {} if mark is None or not is_rewound else {"step": mark.step}
+            log.warning(event, extra={"before": self._lineage, "after": document.lineage, **step})
             await run.start_anew()
             run.keeper.forget()
-        self._lineage = document.lineage
+            if is_rewound:
+                run.results.start_over()
+        self._lineage, self._branch = document.lineage, 0 if document.rewound is None else document.rewound.branch
         try:
             await _offer(run.listeners, document)
         except Desync as desync:
@@ -311,4 +319,4 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     background = (steps, eager, checkpoint, data_ahead)
     for part in background:
         ground.closing.push_async_callback(part.stop)
-    return _Run(keeper, steps, listeners, background, ground.closing.pop_all())
+    return _Run(keeper, replica.results, steps, listeners, background, ground.closing.pop_all())

@@ -85,6 +85,11 @@ class TrainerOpening:
         if self._trainer is not None:
             self._trainer.roll_back_inner_state()
 
+    def forget_inner_state(self) -> None:
+        """Forget every inner state of the trainer."""
+        if self._trainer is not None:
+            self._trainer.forget_inner_state()
+
     async def aclose(self) -> None:
         """Close the trainer, if it has been opened."""
         if self._trainer is not None:

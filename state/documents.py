@@ -21,6 +21,12 @@ MAX_REASON_CHARS = 240
 MAX_SHARE = 1_000_000
 """Maximum number of batches that a client may claim to take in a round; such a claim bounds nothing."""
 MAX_ROSTER = 100_000
+MAX_REWINDS = 1_000
+"""Maximum number of times that a run goes back."""
+ATTEMPTS_OF_A_BRANCH = 1_000_000_000
+"""Going back begins a new branch of a run, in which steps have the same numbers again. The attempts of branch `b` are
+numbered from `b` times this on: so step and attempt name one round of the whole run, and no message about a round of an
+earlier branch is taken for one about a round of this one. A round takes tenths of a second at least."""
 
 HexId = Annotated[ClientId, Field(pattern=r"^[0-9a-f]{32}$")]
 HexSha256 = Annotated[Sha256, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -35,6 +41,41 @@ HexFactor = Annotated[
         r"|0[1-9a-f][0-9a-f]{6}|00[89a-f][0-9a-f]{5})$"
     ),
 ]
+
+
+def first_attempt(branch: int) -> int:
+    """Return the number of the first attempt at each step of a branch."""
+    return branch * ATTEMPTS_OF_A_BRANCH
+
+
+def branch_of(attempt: int) -> int:
+    """Return the number of the branch to which an attempt belongs."""
+    return attempt // ATTEMPTS_OF_A_BRANCH
+
+
+def tries_before(attempt: int) -> int:
+    """Return the number of earlier attempts at the same step in the same branch."""
+    return attempt % ATTEMPTS_OF_A_BRANCH
+
+
+def first_beside(attempt: int) -> int:
+    """Return the number of the first attempt at each step of the branch to which an attempt belongs."""
+    return attempt - tries_before(attempt)
+
+
+@dataclass(frozen=True, slots=True)
+class RewindMark(WireDocument):
+    """The last time that a run went back.
+
+    Attributes:
+        branch: number of the branch that began then; the run's first branch is 0.
+        step: the replica from which it began.
+        at_s: when, in seconds since 1970 on the coordinator's clock.
+    """
+
+    branch: Annotated[int, Field(ge=1, le=MAX_REWINDS)]
+    step: Annotated[int, Field(ge=0)]
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +169,8 @@ class RoundHead(WireDocument):
 
     Attributes:
         step: counts rounds that were applied, from 1; the round trains from replica `step − 1`.
-        attempt: number of earlier attempts at this step.
+        attempt: with the step it names the round: number of earlier attempts at this step, from the first number of
+            the run's branch on (`ATTEMPTS_OF_A_BRANCH`).
         height: the round's number within its epoch, from 0, attempts included.
         seed: 32 random bytes; keys the elections, the turn of clients that are not proven, and the next assignment.
         assignment_seed: keys the assignment of proven clients: the `seed` of the round before, or of this one if it is
@@ -213,7 +255,7 @@ class RunDocument(WireDocument):
     """The run's published state, under `MAX_RUN_DOCUMENT_BYTES` however many clients there are.
 
     Attributes:
-        lineage: changes when a run is restored from a backup; with `version` it names the document.
+        lineage: changes when a run is restored from a backup or rewound; with `version` it names the document.
         version: grows by one whenever the published content changes.
         phase_started_s, phase_ends_s: seconds on the coordinator's clock; the end is an upper bound or None.
         reason: why the phase was entered.
@@ -234,6 +276,7 @@ class RunDocument(WireDocument):
             (`epochal.state.schedule`); None before its first round.
         data_fingerprint: fingerprint of the dataset that every client must have, once it is known.
         coordinator_key: the coordinator's raw Ed25519 public key, hex; it signs tokens and tickets.
+        rewound: the last time that an operator took the run back to a checkpoint; None if that never happened.
     """
 
     format: Annotated[int, Field(ge=DOCUMENT_FORMAT, le=DOCUMENT_FORMAT)]
@@ -265,6 +308,7 @@ class RunDocument(WireDocument):
     coordinator_key: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     ahead: RoundAhead | None = None
     update: UpdateRef | None = None
+    rewound: RewindMark | None = None
 
 
 @dataclass(frozen=True, slots=True)

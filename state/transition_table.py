@@ -12,6 +12,9 @@ from transitions import Machine, MachineError
 
 S = TypeVar("S", bound=StrEnum)
 
+EVERY_STATE = "*"
+"""As the source of a row: each state."""
+
 
 class TransitionTable(Generic[S]):
     """A machine over the members of an enum.
@@ -19,7 +22,7 @@ class TransitionTable(Generic[S]):
     Args:
         states: the enum; its first member is the initial state.
         rows: (trigger, source, destination), and the condition in words where the documentation draws the table. The
-            source is a state, a list of states, or `*` for every state.
+            source is a state, a list of states, or `EVERY_STATE`.
     """
 
     def __init__(self, states: type[S], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -44,8 +47,10 @@ class TransitionTable(Generic[S]):
         return found
 
     def conditions(self) -> list[tuple[str, str, str]]:
-        """Return (source, destination, condition) of each row of a table whose rows have one source and a condition."""
-        return [(source.value, goal.value, condition) for _, source, goal, condition in self._rows]
+        """Return (source, destination, condition) of each row with one source; the rows must have conditions."""
+        return [
+            (source.value, goal.value, condition) for _, source, goal, condition in self._rows if source != EVERY_STATE
+        ]
 
     def grid(self, triggers: Iterable[str]) -> str:
         """Return where each trigger leads from each state, as a Markdown table."""

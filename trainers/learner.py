@@ -213,3 +213,8 @@ class TentativeInnerState:
     def roll_back(self) -> None:
         """Forget every proposed state."""
         self._tentative.clear()
+
+    def forget(self) -> None:
+        """Forget every state: the next round begins without one."""
+        self._tentative.clear()
+        self.committed = NO_INNER_STATE

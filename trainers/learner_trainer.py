@@ -75,6 +75,9 @@ class LearnerTrainer:
     def roll_back_inner_state(self) -> None:
         self._inner_state.roll_back()
 
+    def forget_inner_state(self) -> None:
+        self._inner_state.forget()
+
     async def aclose(self) -> None:
         await self._worker.aclose()
 

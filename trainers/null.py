@@ -46,6 +46,9 @@ class NullTrainer:
     def roll_back_inner_state(self) -> None:
         """Do nothing."""
 
+    def forget_inner_state(self) -> None:
+        """Do nothing."""
+
     async def aclose(self) -> None:
         """Do nothing."""
 

@@ -23,7 +23,7 @@ from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOpt
 ENTRY_POINT_GROUP = "epochal.trainers"
 _TRAINER_PARTS = (
     *("name", "vocabulary", "loads_data", "computed", "initial_parameters", "train"),
-    *("commit_inner_state", "roll_back_inner_state", "aclose"),
+    *("commit_inner_state", "roll_back_inner_state", "forget_inner_state", "aclose"),
 )
 _MODEL_PARTS = ("vocabulary", "shapes", "initial_parameters", "learner")
 

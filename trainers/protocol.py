@@ -8,7 +8,7 @@ the assignment is cut into local steps, and the data as it arrives. The rules ke
 - That copy is *tentative*: it becomes the inner state by `commit_inner_state`, when the outcome contains the result,
   and is forgotten by `roll_back_inner_state` when it does not (`docs/merging.md`). The next `train` begins with the
   newest copy. With `merge.delay` two results may be undecided at once: `commit_inner_state` is about the older one, and
-  `roll_back_inner_state` forgets both.
+  `roll_back_inner_state` forgets both. Where the run goes back to an earlier replica, `forget_inner_state` forgets all.
 - Arithmetic leaves the event loop free, and a cancelled `train` stops soon after.
 """
 
@@ -153,6 +153,10 @@ class Trainer(Protocol):
 
     def roll_back_inner_state(self) -> None:
         """Forget the inner state of every undecided `train`: their results do not count."""
+        ...
+
+    def forget_inner_state(self) -> None:
+        """Forget every inner state: the next `train` begins as that of a new trainer does."""
         ...
 
     async def aclose(self) -> None:

@@ -21,6 +21,7 @@ from epochal.coordinator.api.operator_routes import health_routes, operator_rout
 from epochal.coordinator.api.page_routes import dashboard_routes
 from epochal.coordinator.api.reading_routes import reading_routes
 from epochal.coordinator.api.replay_routes import replay_routes
+from epochal.coordinator.api.rewind_routes import rewind_routes
 from epochal.coordinator.api.viewer_access import ViewerAccess
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
@@ -102,6 +103,7 @@ def create_app(
         history_routes(access, views, viewers, insight),
         member_routes(access, MemberViews(insight, SharedThreads())),
         access_routes(handlers),
+        rewind_routes(handlers),
         join_routes(handlers, access, version, join_hosts.own_certificate),
         health_routes(handlers, metrics.http.notes),
     ):

@@ -270,6 +270,7 @@ class UpdateMaker:
         found = self._likenesses.compared((outcome.step, outcome.attempt), outcome.entries)
         if found is not None:
             with contextlib.suppress(Refused):  # a checkpoint has included the step, or another coordinator told it
+                self._check_lineage()
                 await self._service.submit(found)
 
     async def _summed(self, layout: TensorLayout, results: Sequence[AddedResult]) -> UpdateSum:
@@ -333,6 +334,7 @@ class UpdateMaker:
                 if size_bytes <= MAX_DELIVERED_BYTES:
                     file, held = await making
                     data = file.to_bytes()
+                    self._check_lineage()
                     sha256 = sha256_hex(data)
                     await service.submit(UpdateMade(UpdateRef(step, sha256, size_bytes, held.digest)), {sha256: data})
                     return
@@ -343,6 +345,7 @@ class UpdateMaker:
                     taken_in.enter_context(service.maintenance.taking_in(part.sha256))
                     parts.append(part)
                 _, held = await making
+                self._check_lineage()
                 made = UpdateMade(
                     UpdateRef(step, parts_digest(parts), size_bytes, held.digest, len(parts)),
                     tuple(parts) if len(parts) > 1 else (),
@@ -352,6 +355,11 @@ class UpdateMaker:
                 if refusal.kind not in (Refusal.ALREADY_COMMITTED, Refusal.STALE_ROUND):
                     raise
                 log.warning("update_not_taken", extra={"step": step, "reason": refusal.message})
+
+    def _check_lineage(self) -> None:
+        """Raise `Refused` if the run has gone back since the update was begun: the step may have another outcome."""
+        if self._service.run.identity.lineage != self._lineage:
+            raise Refused(Refusal.STALE_ROUND, "the run went back meanwhile")
 
 
 def _next_without_update(run: Run, checkpoint: CheckpointRef) -> Outcome | None:

@@ -60,6 +60,8 @@ def _named(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
             return "pin data", {"data_fingerprint": fingerprint}
         case stimuli.ConfigChanged(state_file=after):
             return "edit state file", _edits(acted.before, after)
+        case stimuli.RunRewound(to_step=step, skip=skip):
+            return "rewind", {"to_step": step, "data": "skipped" if skip else "trained again"}
         case stimuli.RunRestored():
             return "restored", {}
         case stimuli.CoordinatorKeyReplaced(coordinator_key=key):

@@ -17,6 +17,7 @@ from epochal.coordinator.machine.instructions import (
     ReplayJudged,
     ReplaysDrawn,
     ReplaysDropped,
+    Rewound,
     RunHeld,
     Scored,
     SegmentEnded,
@@ -27,6 +28,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import EvaluationReported
 from epochal.coordinator.run.service_events import ServiceEvent
 from epochal.state.client_names import shown_client
+from epochal.state.documents import tries_before
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 
@@ -48,12 +50,15 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
                 log.info("run_finished", extra={"serving": serving})
         case OutcomeDecided(step=step, attempt=attempt, outcome=outcome, reason=reason):
             applied = 0 if outcome is None else len(outcome.entries)
-            fields = {"step": step, "attempt": attempt, "applied_results": applied, "reason": reason}
+            fields = {"step": step, "attempt": tries_before(attempt), "applied_results": applied, "reason": reason}
             log.info("outcome_decided", extra=fields)
         case BatchesQuarantined(batch_id=batch_id, against=against, message=message):
             failed_on = [shown_client(one, _name_of(run, one).get("client_name", "")) for one in against]
             told = {"batch_id": str(batch_id), "failed_on": failed_on, "reason": message}
             log.warning("batches_quarantined", extra=told)
+        case Rewound(mark=mark, rounds=rounds, batches_again=again, batches_skipped=skipped):
+            taken = {"step": mark.step, "branch": mark.branch, "rounds_taken_back": rounds}
+            log.warning("run_rewound", extra={**taken, "batches_again": again, "batches_skipped": skipped})
         case RunHeld(reason=reason):
             log.warning("run_held", extra={"reason": reason})
         case QuarantineEnded(batches=batches):

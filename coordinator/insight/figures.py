@@ -10,7 +10,7 @@ from epochal.coordinator.machine.instructions import OutcomeDecided
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.round import NO_ARRIVALS, Round
 from epochal.coordinator.machine.run import Run
-from epochal.state.documents import Outcome
+from epochal.state.documents import Outcome, branch_of, tries_before
 from epochal.state.intervals import total_batches
 from epochal.state.messages.data_metrics import MAX_CLAIMED_S
 from epochal.state.messages.history_rows import MAX_DETAIL_CHARS, ClientFate, ClientFigures, RoundDetail, RoundFigures
@@ -62,7 +62,7 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         rounds=1,
         epoch=ended.epoch,
         step=current.number.step,
-        attempt=current.number.attempt,
+        attempt=tries_before(current.number.attempt),
         version=version,
         started_s=_seconds(ended.ended_s - ended.witness_s - train_s),
         ended_s=_seconds(ended.ended_s),
@@ -85,6 +85,7 @@ def figures_of(decided: OutcomeDecided, number: int, version: int) -> RoundFigur
         carried_batches=ended.carried_batches,
         quarantined_batches=ended.quarantined_batches,
         result_bytes=sum(current.results.commitments[client_id].size_bytes for client_id in verified),
+        branch=branch_of(current.number.attempt),
     )
 
 

@@ -26,14 +26,16 @@ from epochal.coordinator.machine.instructions import (
     OperatorActed,
     OutcomeDecided,
     Recorded,
+    Rewound,
     TimesTold,
 )
 from epochal.coordinator.machine.stimuli import AuditReported, EvaluationReported, NoticeRaised, NoticeSettled
-from epochal.coordinator.proof.ledger import REPLICA_CHAIN_START, with_outcome
+from epochal.coordinator.proof.ledger import REPLICA_CHAIN_START, with_outcome, with_rewind
+from epochal.state.documents import RewindMark, first_attempt
 from epochal.state.errors import InvalidDocument, StoreFailed
 from epochal.state.messages.audit_reports import RecordedAudit
 from epochal.state.messages.evaluation_reports import Evaluation
-from epochal.state.messages.history_rows import RoundColumns, RoundDetail, RoundFigures, merged
+from epochal.state.messages.history_rows import RoundColumns, RoundDetail, RoundFigures, are_alike, merged
 from epochal.state.messages.notices import Notice
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.shown.operator_actions import OperatorAction
@@ -56,7 +58,9 @@ MAX_LOSSES = 512
 """Maximum number of losses of the last applied rounds."""
 MAX_ENCODED_BYTES = 64 * 1024 * 1024
 """Maximum size of a kept history, before it is compressed."""
-Told: TypeAlias = OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | Recorded
+Told: TypeAlias = (
+    OutcomeDecided | TimesTold | MembershipChanged | CheckpointRefused | OperatorActed | Recorded | Rewound
+)
 """Instructions of the machine that are taken into a projection."""
 
 
@@ -82,7 +86,7 @@ class _KeptDetail:
 
     def __init__(self, detail: RoundDetail) -> None:
         self.number = detail.figures.number
-        self.name = detail.figures.step, detail.figures.attempt
+        self.name = detail.figures.step, first_attempt(detail.figures.branch) + detail.figures.attempt
         self.client_count = len(detail.clients)
         self.told_count = sum(client.uploaded_bytes is not None for client in detail.clients)
         self._detail = detail
@@ -100,6 +104,11 @@ class _KeptDetail:
             )
             self._detail = replace(self._detail, clients=clients)
         return self._detail
+
+    def with_figures(self, figures: RoundFigures) -> "_KeptDetail":
+        """Return the round with another row; itself if that is its own."""
+        detail = self.detail
+        return self if figures == detail.figures else _KeptDetail(replace(detail, figures=figures))
 
     def tell(self, client_id: ClientId, times: LaterTimes) -> None:
         """Take in the times that a client reports, if it was in the round."""
@@ -172,6 +181,8 @@ class Projection:
                 self.book.refuse_checkpoint(one)
             elif isinstance(one, Recorded):
                 self._record(one)
+            elif isinstance(one, Rewound):
+                self._go_back(one.mark)
         return ended
 
     def tell(self, told: TimesTold) -> None:
@@ -191,9 +202,26 @@ class Projection:
         name, arguments = action_of(acted)
         self.actions.append(OperatorAction(self.next_action, name, arguments, acted.at_s, version))
 
+    def _go_back(self, mark: RewindMark) -> None:
+        """Mark what a rewind took back: the rows of later steps, and evaluations of their replicas.
+
+        Members keep the credit for their results in these rounds.
+        """
+
+        def marked(row: RoundFigures) -> RoundFigures:
+            return replace(row, dropped_rounds=row.rounds) if row.step > mark.step and not row.is_dropped else row
+
+        self.rows = [marked(row) for row in self.rows]
+        self._kept = deque(kept.with_figures(marked(kept.detail.figures)) for kept in self._kept)
+        self.evaluations = tuple(
+            replace(one, is_dropped=True) if one.step > mark.step else one for one in self.evaluations
+        )
+        self.outcome_chain = with_rewind(self.outcome_chain, mark.step)
+        self.outcome_step = min(self.outcome_step, mark.step)
+
     def _evaluate(self, found: Evaluation) -> None:
         """Take an evaluation in, in the place of that of the same name, metric and replica, unless it is the same."""
-        earlier = next((one for one in self.evaluations if (one.key, one.step) == (found.key, found.step)), None)
+        earlier = next((one for one in self.evaluations if one.is_of(found)), None)
         if earlier is not None and replace(earlier, recorded_s=found.recorded_s) == found:
             return
         others = tuple(one for one in self.evaluations if one is not earlier)
@@ -212,18 +240,19 @@ class Projection:
 
     def losses(self, most: int = MAX_LOSSES) -> tuple[tuple[int, float], ...]:
         """Return the mean losses of the last applied rounds that have one, with their steps, the oldest first."""
-        found = ((row.step, row.loss) for row in reversed(self.rows) if row.loss is not None)
+        found = ((row.step, row.loss) for row in reversed(self.rows) if row.loss is not None and not row.is_dropped)
         return tuple(islice(found, most))[::-1]
 
     @property
     def loss(self) -> float | None:
         """The mean loss of the last applied round that has one."""
-        return next((row.loss for row in reversed(self.rows) if row.loss is not None), None)
+        return next((row.loss for row in reversed(self.rows) if row.loss is not None and not row.is_dropped), None)
 
     @property
     def gradient_norm(self) -> float | None:
         """The mean gradient norm of the last applied round that has one."""
-        return next((row.gradient_norm for row in reversed(self.rows) if row.gradient_norm is not None), None)
+        rows = (row for row in reversed(self.rows) if not row.is_dropped)
+        return next((row.gradient_norm for row in rows if row.gradient_norm is not None), None)
 
     def add(self, decided: OutcomeDecided, version: int) -> RoundDetail:
         """Add a round that has ended, and return it."""
@@ -320,6 +349,9 @@ class Projection:
 
 
 def _halved(rows: Sequence[RoundFigures], count: int) -> list[RoundFigures]:
-    """Return the rows with each two neighbours among the first `count` merged."""
-    halved = [merged(rows[place], rows[place + 1]) for place in range(0, count, 2)]
+    """Return the rows with each two neighbours among the first `count` merged that are alike."""
+    halved = list[RoundFigures]()
+    for place in range(0, count, 2):
+        pair = rows[place], rows[place + 1]
+        halved += (merged(*pair),) if are_alike(*pair) else pair
     return [*halved, *rows[count:]]

@@ -14,6 +14,7 @@ from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.liveness import Liveness
+from epochal.state.documents import tries_before
 from epochal.state.intervals import coalesce, total_batches
 from epochal.state.messages.history_rows import GPU_FIGURES
 from epochal.state.messages.member_rows import MemberFigures
@@ -82,7 +83,9 @@ def status_of(
         epoch=run.progress.epoch,
         step=run.progress.step,
         total_steps=max(1, run.last_step),
-        attempt=run.progress.attempt,
+        attempt=tries_before(run.progress.attempt),
+        rewound=run.progress.rewound,
+        skipped_batches=total_batches(run.work.skipped),
         member_count=len(run.members),
         ready_count=len(run.ready_members()),
         resting_count=len(run.members) - len(run.available_members()),
@@ -94,7 +97,7 @@ def status_of(
         gradient_norm=projection.gradient_norm,
         **_gpus_of(projection),
         loss_history=projection.losses(MAX_LOSSES_IN_STATUS),
-        evaluations=projection.evaluations[-MAX_EVALUATIONS_IN_STATUS:],
+        evaluations=tuple(one for one in projection.evaluations if not one.is_dropped)[-MAX_EVALUATIONS_IN_STATUS:],
         carried_batches=total_batches(run.work.carried) + total_batches(s.batch_id for s in run.work.suspects),
         waiting_batches=total_batches(item.batch_id for item in run.work.suspects),
         quarantined_batches=total_batches(item.batch_id for item in run.work.quarantined),

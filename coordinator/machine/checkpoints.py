@@ -29,6 +29,7 @@ from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
+from epochal.coordinator.machine.parts.run_work import WorkAtCheckpoint
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     BlobsNearedBound,
@@ -39,7 +40,7 @@ from epochal.coordinator.machine.stimuli import (
 )
 from epochal.state.checkpoint_parts import check_cut, check_parts
 from epochal.state.config.verify_table import dropouts
-from epochal.state.documents import CheckpointRef, Roster
+from epochal.state.documents import CheckpointRef, Roster, tries_before
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
@@ -79,7 +80,8 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
     if run.clock.phase is RunState.WAITING_FOR_MEMBERS:
         run = run.with_parts(replace(run.clock, reason="the first checkpoint was provided"))
     models = run.models.making(None).with_manifest(event.parts).with_spec(event.model)
-    return run.with_parts(models.keeping((found,))), (SweepBlobs(),)
+    work = WorkAtCheckpoint.of(run.work, models.usual)
+    return run.with_parts(models.with_checkpoint(found, work)), (SweepBlobs(),)
 
 
 def near_bound(models: RunModels, event: BlobsNearedBound) -> RunModels:
@@ -125,7 +127,7 @@ def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
     elif making is not None:
         run, told = _with(run, making)
     every, newest = run.state_file.config.checkpoint_every, run.models.checkpoint
-    if run.models.checkpointing is not None or newest is None or run.progress.attempt or not every:
+    if run.models.checkpointing is not None or newest is None or tries_before(run.progress.attempt) or not every:
         return run, told
     if run.progress.replica_step < newest.step + every:
         return run, told
@@ -135,7 +137,8 @@ def go_on_in_epoch(run: Run, seed: Seed) -> Handled:
 
 def _begin(run: Run, seed: Seed, roster: Roster, *, genesis: bool, ends_s: float | None = None) -> Run:
     step, nodes, asked_s = run.progress.replica_step, run.state_file.config.witness_nodes, run.clock.now_s
-    making = Checkpointing(step, genesis, seed, roster, nodes, CheckpointTurns(asked_s), ends_s=ends_s)
+    work = WorkAtCheckpoint.of(run.work, run.models.usual)
+    making = Checkpointing(step, genesis, seed, roster, nodes, CheckpointTurns(asked_s), work, ends_s=ends_s)
     return run.with_parts(run.models.making(making))
 
 
@@ -279,7 +282,7 @@ def _with(run: Run, making: Checkpointing) -> Handled:
     models = models.making(None).with_manifest(making.claims.by_client[writer].parts)
     if making.genesis:  # a member makes the parameters; which model they are of is the operator's
         models = models.with_spec(run.state_file.model.LLM.spec)
-    run = run.with_parts(models.keeping((*models.checkpoints, found)))
+    run = run.with_parts(models.with_checkpoint(found, making.work))
     return run, (SweepBlobs(),) if making.ends_s is None else (SweepBlobs(), SegmentEnded(run.progress.epoch))
 
 

@@ -15,12 +15,12 @@ from epochal.coordinator.machine import (
     access,
     checkpoints,
     datasets,
-    end_of_run,
     membership,
     reports,
     stimuli,
 )
 from epochal.coordinator.machine.blame import release
+from epochal.coordinator.machine.commands import end_of_run, rewind
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
 from epochal.coordinator.machine.outcomes import take_update
 from epochal.coordinator.machine.pace import expected_s, train_limit_s
@@ -102,6 +102,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(
                 replace(run.identity, coordinator_key=stimulus.coordinator_key, lineage=stimulus.lineage)
             ), ()
+        case stimuli.RunRewound():
+            return _rewound(run, stimulus)
         case stimuli.ClientJoined():
             return membership.join(run, stimulus)
         case stimuli.ClientWithdrew():
@@ -160,6 +162,16 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(run.identity.with_compacted(found)), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file), ()
+
+
+def _rewound(run: Run, event: stimuli.RunRewound) -> Handled:
+    """Return the run that waits for its members in the branch that begins. Raises as `rewind.rewind`."""
+    before, (after, told) = run.clock.phase, rewind.rewind(run, event)
+    if after is run:
+        return run, ()
+    phase, reason = destination(before, "rewound"), f"an operator took the run back to step {event.to_step}"
+    after = _at_rest(after.with_parts(after.clock.entered(phase, None, reason)))
+    return membership.gathered(datasets.agreed(after)), (*told, PhaseChanged(before, phase, reason))
 
 
 def _take_update(run: Run, event: stimuli.UpdateMade) -> Run:

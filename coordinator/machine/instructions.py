@@ -12,7 +12,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.verification import OpenReplay
 from epochal.coordinator.machine.stimuli import OperatorStimulus, RecordedStimulus
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome
+from epochal.state.documents import Outcome, RewindMark
 from epochal.state.intervals import BatchId
 from epochal.state.messages.replay_messages import ReplayReport, ScoreReport
 from epochal.state.messages.round_times import LaterTimes
@@ -27,6 +27,22 @@ class PhaseChanged:
     before: RunState
     after: RunState
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """Log that the run went back to a kept checkpoint, and mark the later rounds in its history.
+
+    Attributes:
+        mark: the branch that begins, and the replica from which it does.
+        rounds: number of applied rounds that were taken back.
+        batches_again, batches_skipped: number of batches that are trained again, and of those that are passed over.
+    """
+
+    mark: RewindMark
+    rounds: int
+    batches_again: int
+    batches_skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,5 +285,6 @@ Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
     | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Scored | Flagged | Convicted | VerifierTested
+    | Rewound
 )
 # fmt: on

@@ -11,7 +11,7 @@ where to. A trigger that the table does not allow from the present phase is a bu
 
 from epochal.state.errors import InternalError
 from epochal.state.phase_names import RunState
-from epochal.state.transition_table import TransitionTable
+from epochal.state.transition_table import EVERY_STATE, TransitionTable
 
 UNINITIALIZED, WAITING, WARMUP, TRAIN, WITNESS, COOLDOWN, FINISHED, PAUSED = RunState
 
@@ -35,9 +35,11 @@ TRANSITIONS = (
     ("extended",         FINISHED,      WAITING,  "last step moved, or batches released"),
 )
 # fmt: on
-"""Every transition: trigger, source, destination, and the condition in words."""
+"""Every transition that a run makes by itself: trigger, source, destination, and the condition in words."""
+REWOUND = ("rewound", EVERY_STATE, WAITING, "an operator takes the run back to a checkpoint")
+"""Going back, from any phase."""
 
-PHASES = TransitionTable(RunState, TRANSITIONS)
+PHASES = TransitionTable(RunState, (*TRANSITIONS, REWOUND))
 
 
 def destination(phase: RunState, trigger: str) -> RunState:

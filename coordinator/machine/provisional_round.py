@@ -105,7 +105,7 @@ def _first_look(run: Run, current: Round) -> Ahead | None:
     after = replace(
         run,
         round=None,
-        progress=replace(run.progress, step=run.progress.step + 1, attempt=0),
+        progress=run.progress.after_round(is_applied=True, must_pause=False),
         work=replace(
             work,
             batches_applied=work.batches_applied + batches,

@@ -21,6 +21,7 @@ from epochal.coordinator.machine.stimuli import (
     StepFailed,
     TimesReported,
 )
+from epochal.state.documents import branch_of, first_beside
 from epochal.state.errors import Refused
 from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict
 from epochal.state.messages.requests import Attestation
@@ -61,7 +62,10 @@ def _is_early(current: Round, clock: PhaseClock, event: ResultReceived) -> bool:
     """Whether a client may bind itself to a result of the next round, of which the bytes come later."""
     if clock.phase not in ROUND_PHASES or current.ahead is None or not current.ahead.is_promised:
         return False
-    is_next = (event.report.step, event.report.attempt) == (current.number.step + 1, 0)
+    is_next = (event.report.step, event.report.attempt) == (
+        current.number.step + 1,
+        first_beside(current.number.attempt),
+    )
     return is_next and event.verdict is None and event.client_id in current.results.commitments
 
 
@@ -194,7 +198,10 @@ def note_times(run: Run, event: TimesReported) -> Handled:
 def _round_of(current: Round | None, clock: PhaseClock, step: int, attempt: int, *, late_kind: Refusal) -> Round:
     if clock.phase not in ROUND_PHASES or current is None or not current.number.is_attempt(step, attempt):
         found = "no round" if current is None else shown_step(current.number.step, current.number.attempt)
-        raise Refused(late_kind, f"{shown_step(step, attempt)} is over or has not begun; {found} is under way")
+        is_earlier = current is not None and branch_of(attempt) < branch_of(current.number.attempt)
+        went_back = ", since the run went back" if is_earlier else ""
+        message = f"{shown_step(step, attempt)} is over or has not begun; {found} is under way{went_back}"
+        raise Refused(late_kind, message)
     return current
 
 

@@ -67,6 +67,21 @@ class CoordinatorKeyReplaced:
 
 
 @dataclass(frozen=True, slots=True)
+class RunRewound:
+    """An operator took the run back to a kept checkpoint, from which it continues as `lineage`.
+
+    Attributes:
+        to_step: of the checkpoint.
+        skip: whether the batches are passed over that were applied since, or are under way.
+    """
+
+    to_step: int
+    skip: bool
+    lineage: str
+    type: Literal["run_rewound"] = "run_rewound"
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Time passed."""
 
@@ -455,11 +470,12 @@ Stimulus: TypeAlias = (
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
     | CalibrationReported | ClientAbsolved | ResultsCompared | ScoreReported | LeaveAnnounced
+    | RunRewound
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | ConfigChanged | FinishRequested | InvitationMade
-    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ClientAbsolved
+    | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ClientAbsolved | RunRewound
 )
 # fmt: on
 """A stimulus by which an operator changes the run or its records."""

@@ -62,6 +62,7 @@ def document_of(run: Run, version: int, known: Known | None = None) -> RunDocume
         coordinator_key=run.identity.coordinator_key,
         ahead=None if current is None else _ahead(current),
         update=run.models.updates.get(run.progress.replica_step),
+        rewound=run.progress.rewound,
     )
 
 

@@ -13,6 +13,7 @@ from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.run import Run
 from epochal.runtime.visible_text import visible
 from epochal.state.config.notify_table import NoticeKind
+from epochal.state.documents import tries_before
 from epochal.state.intervals import total_batches
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from epochal.state.phase_names import RunState
@@ -114,11 +115,12 @@ def _too_few_members(run: Run) -> Iterator[DueNews]:
 
 
 def _no_outcome(run: Run) -> Iterator[DueNews]:
-    if run.progress.attempt >= run.state_file.notify.rounds_without_outcome:
+    tries = tries_before(run.progress.attempt)
+    if tries >= run.state_file.notify.rounds_without_outcome:
         yield DueNews(
             "no-outcome",
             "",
-            f"Step {run.progress.step} was tried {run.progress.attempt} times, and nothing was applied.",
+            f"Step {run.progress.step} was tried {tries} times, and nothing was applied.",
         )
 
 

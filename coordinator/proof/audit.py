@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from epochal.coordinator.auth.signing_key import SigningKey
-from epochal.coordinator.machine.instructions import Instruction
+from epochal.coordinator.machine.instructions import Instruction, Rewound
 from epochal.coordinator.machine.journal_records import Segment
 from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay
@@ -36,6 +36,7 @@ from epochal.state.client_names import shown_client
 from epochal.state.errors import StoreFailed
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import RunState
+from epochal.state.shown.tries import shown_rewind
 from epochal.state.text.amounts import counted
 from epochal.state.wire import Blake3
 
@@ -46,7 +47,7 @@ MAX_AUDITS = 10
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """The result of an audit. `rounds` counts outcomes; `applied` to `unapplied` count batches.
+    """The result of an audit. `rounds` counts outcomes of the present branch; `applied` to `unapplied` count batches.
 
     Attributes:
         compacted_segments: number of the journal's segments that are kept as a proof.
@@ -56,7 +57,9 @@ class AuditReport:
         duplicates: batches that were applied more than once.
         missing: batches below the cursor that are neither applied nor carried, under way nor quarantined.
         quarantined: batches that failed too often and are skipped.
+        skipped: batches that an operator passed over as the run went back (`epochal rewind --skip`).
         unapplied: batches that are carried, suspected, or in the round under way.
+        rewinds, dropped_rounds: number of times that the run went back, and of outcomes that this took back.
         replay_identical: whether every published document was replayed to the same bytes.
         blobs: number of blobs that the run relies on, each of which was read.
         wrong_blobs: number of those that are missing, have another size or other bytes.
@@ -77,7 +80,10 @@ class AuditReport:
     duplicates: int
     missing: int
     quarantined: int
+    skipped: int
     unapplied: int
+    rewinds: int
+    dropped_rounds: int
     replay_identical: bool
     blobs: int
     wrong_blobs: int
@@ -116,6 +122,9 @@ class _Findings:
 
     def watch(self, _run: Run, instructions: tuple[Instruction, ...], _kept: Kept) -> None:
         assert self.ledger is not None, "a segment opens before its records are replayed"
+        for one in instructions:
+            if isinstance(one, Rewound):  # the branch that follows has replicas of its own
+                self.attested = {step: digest for step, digest in self.attested.items() if step <= one.mark.step}
         last_step = self.ledger.last_step
         for outcome in self.ledger.take(instructions):
             if outcome.step <= last_step:
@@ -277,7 +286,10 @@ def _report(run: Run, ledger: Ledger, found: _Findings, recomputed: Recomputed |
         duplicates=batches.duplicates,
         missing=batches.missing,
         quarantined=batches.quarantined,
+        skipped=batches.skipped,
         unapplied=batches.unapplied,
+        rewinds=ledger.rewinds,
+        dropped_rounds=ledger.dropped_rounds,
         replay_identical=found.replay_identical,
         blobs=found.blobs,
         wrong_blobs=found.wrong_blobs,
@@ -318,6 +330,8 @@ def _remarks(run: Run, applied_count: int, unapplied_count: int) -> tuple[str, .
             f"quarantined, and not trained on: {batches}; the first is {first.batch_id}, "
             f"{first.message}{_failed_on(run, first)}"
         )
+    if run.progress.rewound is not None:
+        remarks.append(shown_rewind(run.progress.rewound, total_batches(run.work.skipped)))
     if run.work.suspects:
         first, batches = run.work.suspects[0], _counted(run.work.suspects)
         remarks.append(f"failed, and not applied: {batches}; the first is {first.batch_id}, {first.message}")

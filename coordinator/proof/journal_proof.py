@@ -19,7 +19,7 @@ from epochal.state.intervals import BatchId, coalesce
 from epochal.state.wire import Blake3, Sha256, canonical_json, parse_document, sha256_hex
 from epochal.state.wire_document import WireDocument
 
-PROOF_FORMAT = 3
+PROOF_FORMAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class JournalProof(WireDocument):
     replica_digest: Blake3 | None
     evaluations: int
     history: str
+    late: tuple[tuple[int, tuple[BatchId, ...]], ...]
+    rewinds: int
+    dropped_rounds: int
 
     def ledger(self) -> Ledger:
         """Return the ledger at the end of the segments."""
@@ -63,10 +66,13 @@ class JournalProof(WireDocument):
             self.rounds,
             self.last_step,
             list(self.applied),
+            list(self.late),
             self.applied_count,
             self.record_chain,
             self.replica_chain,
             self.evaluations,
+            self.rewinds,
+            self.dropped_rounds,
         )
 
 
@@ -83,7 +89,8 @@ def proof_of(
         before: digest of the proof from which the ledger goes on.
     """
     known = known_digests(opening.run)
-    last = max(known, default=None)
+    last, checkpoints = max(known, default=None), opening.run.models.checkpoints
+    ledger.settle(checkpoints[0].step if checkpoints else None)
     proof = JournalProof(
         format=PROOF_FORMAT,
         run_id=opening.run.state_file.run_id,
@@ -96,7 +103,7 @@ def proof_of(
         first_step=ledger.first_step,
         rounds=ledger.rounds,
         last_step=ledger.last_step,
-        applied=ledger.settle(),
+        applied=tuple(ledger.applied),
         applied_count=ledger.applied_count,
         record_chain=ledger.record_chain,
         replica_chain=ledger.replica_chain,
@@ -104,6 +111,9 @@ def proof_of(
         replica_digest=None if last is None else known[last],
         evaluations=ledger.evaluations,
         history=history,
+        late=tuple(ledger.late),
+        rewinds=ledger.rewinds,
+        dropped_rounds=ledger.dropped_rounds,
     )
     return StoredProof(count, canonical_json(proof))
 

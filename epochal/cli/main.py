@@ -72,6 +72,9 @@ COMMANDS = {
     "operate.status:pause": "Pause a run: finish the round, save a checkpoint, and wait.",
     "operate.status:resume": "Let a paused run continue.",
     "operate.status:finish": "End a run after a step, with its last checkpoint; or take that back, or move it.",
+    "operate.rewind:rewind": (
+        "Take a run back to a kept checkpoint, as after a spike of the loss. Without --to, list the kept ones."
+    ),
     "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
     "operate.status:absolve": (
         "Let a client join again that replays had convicted, or trust one again of which each result is replayed."

@@ -17,6 +17,7 @@ from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import DECIDED, PHASES
+from epochal.state.shown.tries import shown_rewind
 from epochal.state.shown.waiting_words import with_limit
 from epochal.state.text.amounts import counted
 
@@ -89,6 +90,8 @@ def status_parts(
         yield Text("An operator asked for a pause, which begins after the round.", style="yellow")
     if status.finish_after is not None and status.run_state is not RunState.FINISHED:
         yield Text(f"An operator ends the run after round {status.finish_after}.", style="yellow")
+    if status.rewound is not None:
+        yield Text(f"The run was {shown_rewind(status.rewound, status.skipped_batches)}.", style="yellow")
     if status.run_state is RunState.FINISHED:
         yield Text("The coordinator continues to serve the finished run until it is stopped.", style="dim")
     losses = [loss for _, loss in status.loss_history]
@@ -278,8 +281,9 @@ def status_line(status: RunStatus) -> str:
     problem = "" if status.store_problem is None else f" cannot keep anything: {visible(status.store_problem)}"
     resting = f" resting {status.resting_count}" if status.resting_count else ""
     quarantined = f" quarantined {status.quarantined_batches}" if status.quarantined_batches else ""
+    rewound = "" if status.rewound is None else f" rewound to {status.rewound.step}"
     speed = f"tokens/s {status.tokens_per_s:,.0f}"
     return (
         f"{status.run_state.value} epoch {status.epoch} step {done}/{status.total_steps} done"
-        f" clients {status.ready_count}/{status.member_count}{resting} {speed}{loss}{quarantined}{problem}"
+        f" clients {status.ready_count}/{status.member_count}{resting} {speed}{loss}{quarantined}{rewound}{problem}"
     )

@@ -157,9 +157,9 @@ class ReplicaKeeper:
     def forget(self) -> None:
         """Drop the replica because the run's history changed."""
         self._history += 1
-        self._outcome = None
+        self._aim = self._outcome = None  # the next document says what to aim at
         self._distrusted = (-1, 0)
-        self._drop("the run was restored")
+        self._drop("the run's history changed")
 
     async def at(self, step: int) -> HeldReplica:
         """Return replica `step`, as soon as it is held and the run document does not ask for a rebuild of it."""

@@ -117,6 +117,7 @@ class Evaluation(_Kind, WireDocument):
 
     Attributes:
         recorded_s: when it was reported, in seconds since 1970 on the coordinator's clock.
+        is_dropped: whether the run went back later, so that its replica is no part of the run any more.
     """
 
     name: EvaluationName
@@ -127,6 +128,11 @@ class Evaluation(_Kind, WireDocument):
     data_fingerprint: HexSha256
     recorded_s: float
     benchmark: Benchmark | None = None
+    is_dropped: bool = False
+
+    def is_of(self, other: "Evaluation") -> bool:
+        """Return whether both are of one name, metric and replica of the run."""
+        return (self.key, self.step, self.is_dropped) == (other.key, other.step, other.is_dropped)
 
     @classmethod
     def of(cls, report: EvaluationReport, recorded_s: float) -> "Evaluation":
@@ -143,19 +149,19 @@ class EvaluationHistory(WireDocument):
 
 
 def losses_among(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
-    """Return the evaluations that are losses."""
-    return tuple(one for one in evaluations if one.benchmark is None)
+    """Return the evaluations that are losses of the run's own replicas."""
+    return tuple(one for one in evaluations if one.benchmark is None and not one.is_dropped)
 
 
 def benchmarks_among(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
-    """Return the evaluations that are benchmarks."""
-    return tuple(one for one in evaluations if one.benchmark is not None)
+    """Return the evaluations that are benchmarks of the run's own replicas."""
+    return tuple(one for one in evaluations if one.benchmark is not None and not one.is_dropped)
 
 
 def newest_evaluations(evaluations: Sequence[Evaluation]) -> tuple[Evaluation, ...]:
     """Return the evaluation of the newest replica of each name and metric, that which was recorded last first."""
     newest: dict[tuple[str, str], Evaluation] = {}
-    for found in reversed(evaluations):
+    for found in reversed([one for one in evaluations if not one.is_dropped]):
         known = newest.setdefault(found.key, found)
         if found.step > known.step:
             newest[found.key] = found

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import reduce
 from heapq import nsmallest
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -54,6 +55,8 @@ class RoundFigures(WireDocument):
         carried_batches, quarantined_batches: number of batches that waited for another attempt at its end, and of those
             that had left the run.
         result_bytes: size of the results that were delivered and checked.
+        branch: number of times that the run had gone back before it (`epochal rewind`).
+        dropped_rounds: number of the rounds that a later rewind took back: they are no part of the present model.
     """
 
     number: Count
@@ -83,6 +86,13 @@ class RoundFigures(WireDocument):
     carried_batches: Count
     quarantined_batches: Count
     result_bytes: Count
+    branch: Count = 0
+    dropped_rounds: Count = 0
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether a later rewind took it back."""
+        return self.dropped_rounds > 0
 
     @property
     def next_number(self) -> int:
@@ -135,6 +145,8 @@ class RoundColumns(WireDocument):
     carried_batches: tuple[Count, ...]
     quarantined_batches: tuple[Count, ...]
     result_bytes: tuple[Count, ...]
+    branch: tuple[Count, ...]
+    dropped_rounds: tuple[Count, ...]
 
     @classmethod
     def of(cls, rows: Sequence[RoundFigures]) -> "RoundColumns":
@@ -346,6 +358,8 @@ def merged(first: RoundFigures, second: RoundFigures) -> RoundFigures:
         carried_batches=second.carried_batches,
         quarantined_batches=second.quarantined_batches,
         result_bytes=first.result_bytes + second.result_bytes,
+        branch=second.branch,
+        dropped_rounds=first.dropped_rounds + second.dropped_rounds,
     )
 
 
@@ -361,9 +375,26 @@ def _mean(
     return (mean, tokens) if math.isfinite(mean) else (None, 0)
 
 
+def are_alike(first: RoundFigures, second: RoundFigures) -> bool:
+    """Return whether two neighbours may be merged: they are of one branch, and both or none of them were taken back."""
+    return (first.branch, first.is_dropped) == (second.branch, second.is_dropped)
+
+
+def kept(rows: Sequence[RoundFigures]) -> list[RoundFigures]:
+    """Return the rows that no rewind has taken back."""
+    return [row for row in rows if not row.is_dropped]
+
+
 def thinned(rows: Sequence[RoundFigures], most: int) -> list[RoundFigures]:
-    """Return the rows merged into at most `most` (1 or more), each of about as many; the same rows if they are few."""
-    size = -(-len(rows) // most)
-    if size <= 1:
+    """Return the rows merged into at most `most` (1 or more), each of about as many; the same rows if they are few.
+
+    Rows that are not alike stay apart, unless `most` is less than twice the number of their groups.
+    """
+    if len(rows) <= most:
         return list(rows)
-    return [reduce(merged, rows[start : start + size]) for start in range(0, len(rows), size)]
+    borders = [place for place in range(1, len(rows)) if not are_alike(rows[place - 1], rows[place])]
+    if 2 * (len(borders) + 1) > most:
+        borders = []
+    size = -(-len(rows) // (most - len(borders)))
+    groups = [rows[start:end] for start, end in pairwise((0, *borders, len(rows)))]
+    return [reduce(merged, group[start : start + size]) for group in groups for start in range(0, len(group), size)]

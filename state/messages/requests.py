@@ -12,7 +12,7 @@ from pydantic import Field
 from epochal.state.checkpoint_parts import MAX_PARTS, CheckpointPart
 from epochal.state.client_names import SEEN, ClientName, Software
 from epochal.state.dataset_descriptions import DatasetDescription
-from epochal.state.documents import MAX_SHARE, Count, HexBlake3, HexId, HexSha256
+from epochal.state.documents import MAX_SHARE, Count, HexBlake3, HexId, HexSha256, RewindMark
 from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -352,6 +352,9 @@ class RunStatus(WireDocument):
         gpu_memory_bytes, gpu_memory_total_bytes: memory in use and in all, summed over the clients of the last round
             that reported a GPU; None without one.
         gpu_utilisation: mean over these clients, from 0 to 1.
+        attempt: number of earlier attempts at this step.
+        rewound: the last time that an operator took the run back to a checkpoint; None if that never happened.
+        skipped_batches: batches that were passed over as the run went back.
     """
 
     run_id: str
@@ -396,6 +399,8 @@ class RunStatus(WireDocument):
     gpu_memory_bytes: Count | None = None
     gpu_memory_total_bytes: Count | None = None
     gpu_utilisation: float | None = None
+    rewound: RewindMark | None = None
+    skipped_batches: Count = 0
 
 
 def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str, host: str) -> bytes:

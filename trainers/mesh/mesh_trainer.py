@@ -138,6 +138,9 @@ class MeshTrainer:
     def roll_back_inner_state(self) -> None:
         self._inner_state.roll_back()
 
+    def forget_inner_state(self) -> None:
+        self._inner_state.forget()
+
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
         """Log the rows of each process. Many rows that are padded mean that local steps are too small.
 

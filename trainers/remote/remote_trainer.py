@@ -79,6 +79,8 @@ class RemoteTrainer:
         self._session: SessionOpened | None = None
         self._keep_last = False
         self._trained = False
+        self._is_anew = False
+        """Whether the next round takes another session, which has no inner state."""
 
     @property
     def computed(self) -> str:
@@ -115,6 +117,10 @@ class RemoteTrainer:
     def roll_back_inner_state(self) -> None:
         self._trained = False
 
+    def forget_inner_state(self) -> None:
+        self._trained = self._keep_last = False
+        self._is_anew = True
+
     async def aclose(self) -> None:
         if self._session is not None:
             await self._service.close(self._session.session_id)
@@ -143,6 +149,10 @@ class RemoteTrainer:
     async def _begin(self, parameters: bytes) -> tuple[SessionOpened, str]:
         """Begin a round at these parameters, in the open session or, if it has ended, in a new one."""
         round_key = secrets.token_hex(8)
+        if self._is_anew and self._session is not None:
+            session, self._session = self._session, None
+            await self._service.close(session.session_id)
+        self._is_anew = False
         for is_last in (False, True):
             if self._session is None:
                 self._session = await self._service.open(self._request)

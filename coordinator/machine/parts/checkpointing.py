@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from epochal.coordinator.machine.parts.persistent_map import Mapped
+from epochal.coordinator.machine.parts.run_work import WorkAtCheckpoint
 from epochal.state.documents import CheckpointRef, Roster
 from epochal.state.election import checkpointer_order, elect_witnesses, witness_count
 from epochal.state.messages.requests import CheckpointReport
@@ -62,6 +63,7 @@ class Checkpointing:
 
     Attributes:
         step: the replica to be kept.
+        work: the run's work as of that replica.
         turns: whose turn it is to write it.
         claims: the digests that clients have claimed for it.
         ends_s: when it is given up, while rounds go on; None if it ends with its phase.
@@ -74,6 +76,7 @@ class Checkpointing:
     roster: Roster
     witness_nodes: int
     turns: CheckpointTurns
+    work: WorkAtCheckpoint
     claims: CheckpointClaims = CheckpointClaims()
     ends_s: float | None = None
     plan: Annotated[CheckpointPlan | None, Field(exclude=True)] = field(default=None, repr=False, compare=False)

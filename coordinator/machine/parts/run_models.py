@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
+from epochal.coordinator.machine.parts.run_work import WorkAtCheckpoint
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, parts_digest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
@@ -29,6 +30,7 @@ class RunModels(WireDocument):
         spec: of the run's model, complete, once the run has its first checkpoint.
         spec_sha256: its digest.
         checkpoints: the verified ones that are kept, oldest first.
+        work_at: the run's work as of each of them, by step.
         manifests: of the kept checkpoints and updates that have several parts, by digest.
         outcomes: by step, since the oldest kept checkpoint.
         updates: by step, of those outcomes whose update is made.
@@ -42,6 +44,7 @@ class RunModels(WireDocument):
     spec: ModelSpec | None = None
     spec_sha256: Sha256 | None = None
     checkpoints: tuple[CheckpointRef, ...] = ()
+    work_at: Mapping[int, WorkAtCheckpoint] = field(default_factory=dict)
     manifests: Mapping[Sha256, CheckpointManifest] = field(default_factory=dict)
     outcomes: Mapping[int, Outcome] = field(default_factory=dict)
     updates: Mapping[int, UpdateRef] = field(default_factory=dict)
@@ -98,6 +101,11 @@ class RunModels(WireDocument):
             return self
         return replace(self, manifests={**self.manifests, parts_digest(parts): CheckpointManifest(parts)})
 
+    def with_checkpoint(self, checkpoint: CheckpointRef, work: WorkAtCheckpoint) -> "RunModels":
+        """Return the models with another verified checkpoint, of which this was the run's work."""
+        known = replace(self, work_at={**self.work_at, checkpoint.step: work})
+        return known.keeping((*self.checkpoints, checkpoint))
+
     def keeping(self, checkpoints: tuple[CheckpointRef, ...]) -> "RunModels":
         """Return the models with the newest of these, and the outcomes since: near the blobs' limit, the last only."""
         checkpoints = checkpoints[-1 if self.blobs_near_bound else -KEEP_CHECKPOINTS :]
@@ -106,6 +114,7 @@ class RunModels(WireDocument):
         return replace(
             self,
             checkpoints=checkpoints,
+            work_at={ref.step: self.work_at[ref.step] for ref in checkpoints},
             updates=updates,
             manifests={digest: manifest for digest, manifest in self.manifests.items() if digest in kept},
             outcomes={step: outcome for step, outcome in self.outcomes.items() if step > checkpoints[0].step},

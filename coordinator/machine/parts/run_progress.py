@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from epochal.state.documents import RewindMark, first_beside
 from epochal.state.wire_document import WireDocument
 
 
@@ -14,6 +15,7 @@ class RunProgress(WireDocument):
         drain_rounds: rounds since the last step was reached, which assign carried work only.
         finish_after: the step after which the operator's command ends the run; None for `total_steps`.
         pause_pending: whether the run pauses as soon as its phase lets it.
+        rewound: the last time that the run went back; None if it never did.
     """
 
     epoch: int
@@ -24,6 +26,12 @@ class RunProgress(WireDocument):
     drain_rounds: int = 0
     finish_after: int | None = None
     pause_pending: bool = False
+    rewound: RewindMark | None = None
+
+    @property
+    def branch(self) -> int:
+        """Number of the run's branch: of the times that it went back."""
+        return 0 if self.rewound is None else self.rewound.branch
 
     @property
     def replica_step(self) -> int:
@@ -39,7 +47,7 @@ class RunProgress(WireDocument):
         return replace(
             self,
             step=self.step + is_applied,
-            attempt=0 if is_applied else self.attempt + 1,
+            attempt=first_beside(self.attempt) if is_applied else self.attempt + 1,
             pause_pending=self.pause_pending or must_pause,
         )
 

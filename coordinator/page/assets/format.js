@@ -91,10 +91,12 @@ export function shortId(id) {
   return id.slice(0, 12);
 }
 
+const ATTEMPTS_OF_A_BRANCH = 1_000_000_000; // as state/documents.py says
 const ORDINALS = ["second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth"];
 
-/** Return a round as people read it: "step 14", or "step 14, second try"; `attempt` is the number of earlier tries. */
-export function stepWords({ step, attempt }) {
+/** Return a round as people read it: "step 14", or "step 14, second try"; `attempt` numbers the tries, from a branch's first on. */
+export function stepWords({ step, attempt: numbered }) {
+  const attempt = numbered % ATTEMPTS_OF_A_BRANCH;
   if (!attempt) return `step ${whole(step)}`;
   return `step ${whole(step)}, ${attempt <= ORDINALS.length ? `${ORDINALS[attempt - 1]} try` : `try ${attempt + 1}`}`;
 }

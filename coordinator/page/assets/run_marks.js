@@ -10,6 +10,7 @@ export const MARKS = {
   joined: { sign: "▲", label: "members joined", colour: "--series-5" },
   left: { sign: "▼", label: "members left", colour: "--series-2" },
   checkpoint: { sign: "◆", label: "checkpoint", colour: "--series-4", isLow: true },
+  rewound: { sign: "↶", label: "rewound to here", colour: "--series-2", isLine: true },
   paused: { sign: "‖", label: "paused", colour: "--series-3", isLine: true },
   stood: { sign: "✕", label: "no rounds", colour: "--series-3", isLine: true },
 };
@@ -30,7 +31,7 @@ export function isLong(pace, usual) {
  *
  * @param {Object} of the rows' columns: step, epoch, members, started_s, ended_s, rounds.
  * @param {Object[]} checkpoints those that are kept: [{ step }].
- * @param {Object[]} actions of operators: [{ name, at_s }].
+ * @param {Object[]} actions of operators: [{ name, arguments, at_s }].
  */
 export function marksOf(of, checkpoints, actions) {
   const marks = [], count = of.step.length;
@@ -42,6 +43,10 @@ export function marksOf(of, checkpoints, actions) {
   for (const { step } of checkpoints) {
     const place = of.step.findIndex((one) => one >= step);
     if (step && place >= 0) add(place, "checkpoint", `checkpoint of step ${whole(step)}`);
+  }
+  for (const { arguments: { to_step: step } } of actions.filter(({ name }) => name === "rewind")) {
+    const place = of.step.findIndex((one) => one >= step);
+    if (place >= 0) add(place, "rewound", `rewound to step ${whole(step)}`);
   }
   const gaps = of.started_s.slice(1).map((at, place) => at - of.ended_s[place]), paused = new Set();
   for (const { at_s: at } of actions.filter(({ name }) => name === "pause")) {

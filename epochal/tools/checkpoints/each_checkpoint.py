@@ -52,8 +52,9 @@ async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, s
     """
     backoff = policy.begin()
     view: RunView | None = None
-    done, waits = -1, False
-    while view is None or not view.is_finished or _newest_step(view) > done:
+    done: CheckpointRef | None = None
+    waits = False
+    while view is None or not view.is_finished or _is_newer(view, done):
         try:
             if view is None:
                 view = await run.now()
@@ -61,10 +62,12 @@ async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, s
                     say(_next_due(view))
             else:
                 view = await run.news(view)
-            for reference in view.checkpoints if done >= 0 else view.checkpoints[-1:]:
-                if reference.step > done:
+            if done is not None and _went_back(view, done):
+                done = None
+            for reference in view.checkpoints[-1:] if done is None else view.checkpoints:
+                if done is None or reference.step > done.step:
                     await take(view, reference)
-                    done = reference.step
+                    done = reference
             backoff.reset()
             waits = False
         except (*PASSING, Refused) as error:
@@ -76,6 +79,16 @@ async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, s
                 say(f"waiting: {error}; trying again for up to {policy.bound_s:.0f} s")
             waits = True
             await backoff.wait(error)
+
+
+def _is_newer(view: RunView, done: CheckpointRef | None) -> bool:
+    return _newest_step(view) > (-1 if done is None else done.step) or (done is not None and _went_back(view, done))
+
+
+def _went_back(view: RunView, done: CheckpointRef) -> bool:
+    """Return whether the run went back to before a checkpoint that was taken, and may make another of its step."""
+    newest = view.checkpoints[-1] if view.checkpoints else None
+    return newest is not None and newest.step <= done.step and newest != done
 
 
 def _next_due(view: RunView) -> str:

@@ -178,9 +178,13 @@ class Evaluator:
             failed = counted(len(self._failures), "checkpoint")
             raise TrainerFailed(f"{failed} not evaluated; {self._failures[0].message}")
 
+    async def _known(self) -> list[Evaluation]:
+        """Return the recorded evaluations of replicas that the run has."""
+        return [one for one in await self._run.evaluations() if not one.is_dropped]
+
     async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
         work = await self._opened_work(view)
-        if self._computed != reference and work.is_recorded(reference.step, await self._run.evaluations()):
+        if self._computed != reference and work.is_recorded(reference.step, await self._known()):
             self._options.say(f"{view.state.run_id}, replica {reference.step}: recorded already")
             return
         try:

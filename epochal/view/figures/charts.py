@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from epochal.state.messages.evaluation_reports import Evaluation, benchmarks_among, losses_among
-from epochal.state.messages.history_rows import RoundFigures, thinned
+from epochal.state.messages.history_rows import RoundFigures, kept, thinned
 from epochal.state.shown.explanation import settled_rounds
 from epochal.state.shown.smoothing import SMOOTHED_PART, smoothed
 from epochal.view.figures.run_record import RunRecord
@@ -71,7 +71,7 @@ def round_charts(rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation]
         return ()
     few = thinned(rows, MAX_POINTS)
     loss = _loss(rows, few, losses_among(evaluations))
-    benchmarks = _benchmarks(few, benchmarks_among(evaluations))
+    benchmarks = _benchmarks(kept(few), benchmarks_among(evaluations))
     return (loss, *benchmarks, *_gradient_norm(few), _members(few), _throughput(few), _traffic(few), _waits(few))
 
 
@@ -80,15 +80,19 @@ def _ends(rows: Sequence[RoundFigures]) -> tuple[float, ...]:
 
 
 def _loss(whole: Sequence[RoundFigures], rows: Sequence[RoundFigures], evaluations: Sequence[Evaluation]) -> LineChart:
+    dropped, rows = [row for row in rows if row.is_dropped], kept(rows)
     xs = _ends(rows)
     losses = tuple(math.nan if row.loss is None else row.loss for row in rows)
     middles = [row.number + (row.rounds - 1) / 2 for row in rows]
-    half = SMOOTHED_PART * (middles[-1] - middles[0])
+    half = SMOOTHED_PART * (middles[-1] - middles[0]) if middles else 0.0
     means = smoothed(middles, [row.loss for row in rows], [row.rounds for row in rows], half)
     averaged = tuple(math.nan if mean is None else mean for mean in means)
     lines = [Line("training, each round", xs, losses), Line("training, smoothed", xs, averaged)]
+    if dropped:
+        lost = tuple(math.nan if row.loss is None else row.loss for row in dropped)
+        lines.append(Line("taken back by a rewind", _ends(dropped), lost))
     lines += _curves(evaluations, rows, "evaluated: ")
-    last = next((row.loss for row in reversed(whole) if row.loss is not None), math.nan)
+    last = next((row.loss for row in reversed(kept(whole)) if row.loss is not None), math.nan)
     return LineChart(
         "Loss",
         f"training loss over {len(xs)} points, {last:.4g} nats per token at the end",

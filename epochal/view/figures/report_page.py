@@ -22,6 +22,7 @@ from epochal.runtime.glossary import CHECKS
 from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import benchmarks_among, losses_among, newest_evaluations
+from epochal.state.messages.history_rows import kept
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.tries import shown_progress
 from epochal.state.text.amounts import counted
@@ -110,7 +111,10 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     yield "phase", record.phase
     yield "progress", f"{shown_progress(record.step, record.total_steps)}, epoch {record.epoch:,}"
     yield "rounds that have ended", f"{rows[-1].next_number:,}" if rows else "0"
+    if record.rewound:
+        yield "rewinds", f"{record.rewound}; {sum(row.dropped_rounds for row in rows):,} rounds taken back"
     yield "tokens applied", f"{record.tokens:,}"
+    rows = tuple(kept(rows))
     if rows:
         applied = sum(row.applied_batches for row in rows)
         waiting, quarantined = rows[-1].carried_batches, rows[-1].quarantined_batches

@@ -19,12 +19,14 @@ from epochal.coordinator_client.round_feed import EndedRounds, RoundFeed
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import Refused, StoreFailed
+from epochal.state.intervals import total_batches
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundDetail, RoundFigures
 from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberFigures
 from epochal.state.refusals import Refusal
 from epochal.state.shown.critical_path import pauses_of
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained, said_of
+from epochal.state.shown.tries import shown_rewind
 
 CONNECT_S = 10.0
 
@@ -43,6 +45,7 @@ class RunRecord:
         explanation: why it is not faster.
         audit: of its journal; None if it was read from a coordinator.
         at_s: when the last message came that it knows of, in seconds since 1970 on the coordinator's clock.
+        rewound: says to which step it went back last; "" if it never did.
     """
 
     run_id: str
@@ -61,6 +64,7 @@ class RunRecord:
     explanation: SpeedExplanation
     audit: AuditReport | None
     at_s: float
+    rewound: str = ""
 
 
 async def read_record(
@@ -120,6 +124,7 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
         explanation=replace(why, sentence=said) if why.rounds else why,
         audit=await audit_store(place, recompute=False) if audits else None,
         at_s=run.clock.now_s,
+        rewound=shown_rewind(run.progress.rewound, total_batches(run.work.skipped)),
     )
 
 
@@ -149,6 +154,7 @@ async def _served(client: ViewerClient) -> RunRecord:
         explanation=await client.explanation(),
         audit=None,
         at_s=members.at_s,
+        rewound=shown_rewind(status.rewound, status.skipped_batches),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
-from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged, Rewound
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.conduct import Conduct
 from epochal.coordinator.machine.parts.round import Round
@@ -88,12 +88,17 @@ class Driver:
         self.seeds = 0
         self.instructions: list[Instruction] = []
         self.makes_updates = True
-        self.applied: list[BatchId] = []
+        self.outcomes: list[tuple[int, tuple[BatchId, ...]]] = []
         self.known: tuple[Run, RunDocument] | None = None
         self.run: Run = new_run(state_file, lineage="ab" * 8, coordinator_key="cd" * 32, now_s=self.now_s)
         self.send(stimuli.CoordinatorStarted())
         if state_file.access.genesis == "operator":
             self.provide_genesis()
+
+    @property
+    def applied(self) -> list[BatchId]:
+        """The batches of every outcome of the run's present branch."""
+        return [batch for _, batches in self.outcomes for batch in batches]
 
     @property
     def round(self) -> Round:
@@ -119,7 +124,10 @@ class Driver:
         self.instructions += instructions
         for instruction in instructions:
             if isinstance(instruction, OutcomeDecided) and instruction.outcome is not None:
-                self.applied += [batch for entry in instruction.outcome.entries for batch in entry.assignment]
+                batches = tuple(batch for entry in instruction.outcome.entries for batch in entry.assignment)
+                self.outcomes.append((instruction.step, batches))
+            if isinstance(instruction, Rewound):
+                self.outcomes = [one for one in self.outcomes if one[0] <= instruction.mark.step]
             if isinstance(instruction, PhaseChanged) and instruction.after is RunState.ROUND_TRAIN:
                 self._check_roster()
         assert ledger_gaps(self.run, self.applied) is None
@@ -348,6 +356,7 @@ def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:
         *run.work.carried,
         *(item.batch_id for item in run.work.suspects),
         *(item.batch_id for item in run.work.quarantined),
+        *run.work.skipped,
         *in_round,
     )
     if total_batches(parts) != total_batches(coalesce(parts)):

@@ -21,7 +21,7 @@ const MAX_EVALUATIONS = 3; // names of them that have a line each
 const BENCHMARK_COLOURS = ["--series-1", "--series-2", "--series-4", "--series-5", "--series-3"]; // so many have a line each
 const HELD_OUT_COLOURS = ["--series-2", "--series-4", "--series-5"];
 const FIGURES = ["training loss", "held-out loss", "step", "time to the end", "tokens/s", "member"];
-const QUIET_FIGURES = ["phase", "epoch", "tokens", "learning rate", "gradient norm", "applied", "carried", "quarantined", "checkpoint"];
+const QUIET_FIGURES = ["phase", "epoch", "rewound", "tokens", "learning rate", "gradient norm", "applied", "carried", "quarantined", "checkpoint"];
 const X_AXES = {
   step: { label: "step", of: (rows) => rows.get("step"), format: whole },
   tokens: { label: "tokens", of: (rows) => rows.get("tokens_total"), format: short },
@@ -72,6 +72,7 @@ export default class RunPanel {
   #drawn = null;
   #drawing = null;
   #columns = null; // of the rows that are drawn
+  #lossPlaces = () => ({ step: [] }); // of the rows of the loss
   #fine = null; // more rows of the range that is zoomed to
   #zooming = null;
   #range = null; // that all charts show; null: all
@@ -166,7 +167,8 @@ export default class RunPanel {
       : `${run.round === null ? "the run" : `${stepWords(run.round)}:`} ${visible(words.waiting)}`;
     setText(this.phase, `${waits.charAt(0).toUpperCase()}${waits.slice(1)}.`);
     setText(this.why, visible(words?.explanation ?? ""));
-    const losses = rounds.get("loss").filter((loss) => loss !== null);
+    const dropped = rounds.get("dropped_rounds");
+    const losses = rounds.get("loss").filter((loss, place) => loss !== null && !dropped[place]);
     set("training loss", losses.length ? digits(losses.at(-1)) : UNKNOWN, "nats/token");
     const held = this.#heldOut(run).at(-1);
     set("held-out loss", held === undefined ? UNKNOWN : digits(held.loss), held === undefined ? "" : `${visible(held.name)}, step ${whole(held.step)}`);
@@ -180,6 +182,7 @@ export default class RunPanel {
     const until = run.phase_ends_s === null ? "" : `, until ${clock(run.phase_ends_s)} at the latest`;
     set("phase", isEnded ? run.run_state : `${run.run_state}, since ${clock(run.phase_started_s)}${until} (${visible(run.reason)})`);
     set("epoch", whole(run.epoch));
+    set("rewound", run.rewound === null ? null : `to step ${whole(run.rewound.step)}, ${moment(run.rewound.at_s)}`);
     set("tokens", whole(found?.tokens_total ?? last?.tokens_total ?? null));
     set("learning rate", last === null ? UNKNOWN : digits(last.learning_rate, 3));
     const norms = rounds.get("gradient_norm").filter((norm) => norm !== null);
@@ -217,7 +220,7 @@ export default class RunPanel {
 
   #setEvaluations(evaluations) {
     this.#evaluations = evaluations.filter(({ benchmark }) => !benchmark);
-    this.#benchmarks = evaluations.filter(({ benchmark }) => benchmark)
+    this.#benchmarks = evaluations.filter(({ benchmark, is_dropped: isDropped }) => benchmark && !isDropped)
       .map((one) => ({ ...one, title: `${one.name} ${one.benchmark.metric}` })).sort((one, other) => one.step - other.step);
     if (this.#names.join() !== this.drawnNames) this.#rebuildLoss();
   }
@@ -228,7 +231,7 @@ export default class RunPanel {
   }
 
   #heldOut(run) {
-    return this.#evaluations.filter(({ step }) => step < run.step).sort((one, other) => one.step - other.step);
+    return this.#evaluations.filter(({ step, is_dropped: isDropped }) => step < run.step && !isDropped).sort((one, other) => one.step - other.step);
   }
 
   /** Show the time that a finished run took, its losses, the command that exports it, and everybody who took part. */
@@ -314,16 +317,18 @@ export default class RunPanel {
   }
 
   /** Draw the loss with the lines that it has now; the other charts stay as they are. */
-  #rebuildLoss() {
+  #rebuildLoss(hasLost = this.hasLost ?? false) {
+    this.hasLost = hasLost;
     this.#charts.loss?.destroy();
     const names = this.#names, heldOut = (name) => (name === "held-out" ? name : `held-out: ${visible(name)}`);
     this.drawnNames = names.join();
     this.#charts.loss = this.#add("Loss, nats per token", [
       { label: "training", colour: "--series-3", line: "dotted", width: 1 },
       { label: "training, smoothed", colour: "--series-1", width: 2.5 },
+      ...(hasLost ? [{ label: "taken back by a rewind", colour: "--series-3", line: "dashed", width: 1 }] : []),
       ...names.map((name, place) => ({ label: heldOut(name), colour: HELD_OUT_COLOURS[place], points: true })),
       ...(this.#other === null ? [] : [{ label: `training of ${this.#other.name}`, colour: "--series-3", line: "dashed", width: 1.5 }]),
-    ], (value) => digits(value, 4), { isLarge: true, marks: MARKS });
+    ], (value) => digits(value, 4), { isLarge: true, marks: MARKS, places: () => this.#lossPlaces() });
     this.chartsPlace.prepend(this.#charts.loss.figure, this.line);
     this.#draw();
   }
@@ -363,11 +368,13 @@ export default class RunPanel {
     if (this.#hasNorms) this.#charts.norm ??= this.#add("Gradient norm", [{ label: "gradient norm", colour: "--series-1" }], (value) => digits(value, 3), { fromZero: true });
     const rounds = this.#fine === null ? known : known.refined(this.#fine);
     const all = X_AXES[this.axis.value].of(rounds);
-    const places = [];
+    const places = [], lost = new Map(); // of rounds that a rewind took back: losses by place, of the last ones there
     for (let place = 0; place < all.length; place += 1) {
-      if (!places.length || all[place] > all[places.at(-1)]) places.push(place);
+      if (rounds.get("dropped_rounds")[place]) lost.set(all[place], rounds.get("loss")[place]);
+      else if (!places.length || all[place] > all[places.at(-1)]) places.push(place);
       else if (rounds.get("loss")[place] !== null) places[places.length - 1] = place;
     }
+    if (lost.size > 0 !== this.hasLost) return this.#rebuildLoss(lost.size > 0);
     const xs = places.map((place) => all[place]);
     const of = this.#columns = (name) => places.map((place) => rounds.get(name)[place]);
     const seconds = places.map((place) => rounds.get("ended_s")[place] - rounds.get("started_s")[place]);
@@ -375,7 +382,7 @@ export default class RunPanel {
     this.#charts.speed.set(xs, [of("tokens").map((count, place) => (seconds[place] > 0 ? count / seconds[place] : null))]);
     this.#charts.members.set(xs, [of("members"), of("ready")]);
     this.#charts.norm?.set(xs, [of("gradient_norm")]);
-    this.#drawLoss(xs, of, run);
+    this.#drawLoss(xs, of, run, lost);
     this.#drawBenchmarks(xs, of);
   }
 
@@ -402,7 +409,12 @@ export default class RunPanel {
     }));
   }
 
-  #drawLoss(xs, of, run) {
+  /** Draw the loss, with that of the rounds that rewinds took back, by place. */
+  #drawLoss(kept, of, run, lost) {
+    const xs = lost.size ? [...new Set([...kept, ...lost.keys()])].sort((one, other) => one - other) : kept;
+    const at = new Map(kept.map((x, place) => [x, place]));
+    const spread = (column) => xs.map((x) => (at.has(x) ? column[at.get(x)] : null));
+    this.#lossPlaces = () => Object.fromEntries(PLACES.map((name) => [name, spread(of(name))]));
     const losses = of("loss"), steps = of("step"), counts = of("rounds");
     const middles = of("number").map((number, place) => number + (counts[place] - 1) / 2);
     const half = Number(this.smoothing.value) * ((middles.at(-1) ?? 0) - (middles[0] ?? 0));
@@ -416,8 +428,11 @@ export default class RunPanel {
       return column;
     });
     const columns = Object.fromEntries(["step", "epoch", "members", "started_s", "ended_s", "rounds"].map((name) => [name, of(name)]));
-    const marks = xs.length ? marksOf(columns, this.#checkpoints, this.#actions) : [];
-    this.#charts.loss.set(xs, [losses, smoothed(middles, losses, counts, half), ...points, ...this.#othersLoss(xs)], marks);
+    const marks = (kept.length ? marksOf(columns, this.#checkpoints, this.#actions) : [])
+      .map((mark) => ({ ...mark, place: xs.indexOf(kept[mark.place]) }));
+    const own = [losses, smoothed(middles, losses, counts, half)].map(spread);
+    const before = lost.size ? [xs.map((x) => lost.get(x) ?? null)] : [];
+    this.#charts.loss.set(xs, [...own, ...before, ...points.map(spread), ...this.#othersLoss(xs)], marks);
   }
 
   /** Return the other run's loss at these places, in a list; over time, as if both had begun together. */

@@ -1,0 +1,1 @@
+"""Commands of a run's operator that change its course: handlers of `coordinator/machine/handle.py`."""
