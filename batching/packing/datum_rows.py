@@ -11,6 +11,9 @@ from epochal.batching.packing.samples import RawSample
 class DatumRows:
     """Makes batches of datums of records, called as a `Packer` is.
 
+    Attributes:
+        token_count: number of tokens in the batches so far; an image has none.
+
     Args:
         row_tokens: maximum number of tokens of a sample.
         vocabulary: tokens are below it; None for any.
@@ -19,6 +22,7 @@ class DatumRows:
     def __init__(self, row_tokens: int, vocabulary: int | None) -> None:
         self._row_tokens = row_tokens
         self._vocabulary = vocabulary
+        self.token_count = 0
         self._held: list[Datum] = []
         self._finished = False
 
@@ -36,8 +40,9 @@ class DatumRows:
         """Return the samples that were taken; None without any."""
         if not self._held:
             return None
-        held, self._held = self._held, []
-        return DatumBatch.of(held)
+        batch, self._held = DatumBatch.of(self._held), []
+        self.token_count += len(batch.input_ids)
+        return batch
 
     def finish(self) -> None:
         """Note that no sample will follow."""

@@ -48,7 +48,14 @@ class AssignedBatches(Protocol):
 
 
 class RowMaker(Protocol):
-    """Makes rows of samples: a `Packer`, or `DatumRows`."""
+    """Makes rows of samples: a `Packer`, or `DatumRows`.
+
+    Attributes:
+        token_count: number of tokens in the rows so far, without padding.
+    """
+
+    @property
+    def token_count(self) -> int: ...
 
     def take(self, samples: Iterator[RawSample]) -> bool:
         """Take samples. Return False if they ended before a row can be made of them."""
@@ -173,7 +180,7 @@ class PackedBatches:
     @property
     def token_count(self) -> int:
         """Number of tokens in the rows so far, without padding."""
-        return self._packer.counts.tokens
+        return self._packer.token_count
 
     async def __anext__(self) -> TokenBatch:
         """Return the next row. The last batch may be empty; its `source_count` counts the samples left out at the end.

@@ -103,6 +103,11 @@ class Packer:
             **asdict(self._encoder.context),
         }
 
+    @property
+    def token_count(self) -> int:
+        """Number of tokens in the rows so far, without padding."""
+        return self.counts.tokens
+
     def take(self, samples: Iterator[RawSample]) -> bool:
         """Encode samples into the pool until it is full. Return whether it is; False if the samples ended before.
 

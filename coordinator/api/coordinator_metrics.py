@@ -154,7 +154,7 @@ def _benchmarks(seen: _Seen | None) -> Iterator[Metric]:
     for number, (suffix, text) in enumerate(zip(("", "_stderr", "_samples"), texts, strict=True)):
         family = GaugeMetricFamily(f"epochal_run_benchmark{suffix}", text, labels=("name", "metric"))
         for one in found[:MAX_EVALUATION_NAMES]:
-            value = (one.value, one.benchmark and one.benchmark.stderr, one.samples)[number]
+            value = (one.value, None if one.benchmark is None else one.benchmark.stderr, one.samples)[number]
             if value is not None:
                 family.add_metric(one.key, value)
         yield family

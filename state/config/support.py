@@ -9,6 +9,7 @@ from epochal.state.config.data_location import (
     DummyData,
     Http,
     NumberedFiles,
+    Server,
     WeightedHttp,
 )
 from epochal.state.config.mistakes import show

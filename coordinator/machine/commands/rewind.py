@@ -23,7 +23,7 @@ from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import RunRewound
 from epochal.state.documents import MAX_REWINDS, RewindMark, first_attempt
 from epochal.state.errors import Refused
-from epochal.state.intervals import BatchId, coalesce, data_index_count, subtract, total_batches
+from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.messages.rewinds import RewindChoice, RewindChoices
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.refusals import Refusal
@@ -106,6 +106,7 @@ def work_after(now: RunWork, before: WorkAtCheckpoint, *, skip: bool) -> tuple[R
         now,
         cursor=cursor,
         batches_applied=before.batches_applied,
+        tokens_applied=before.tokens_applied,
         carried=carried,
         suspects=tuple(replace(item, retry_step=0) for item in now.suspects),
         skipped=skipped,
@@ -163,11 +164,11 @@ def _conduct_after(conduct: Conduct, step: int) -> Conduct:
 
 def choices_of(run: Run) -> RewindChoices:
     """Return the steps to which a run can go back, and what each would take back."""
-    per_batch = data_index_count(1, run.state_file.config.data_indices_per_batch) * run.state_file.model.LLM.max_seq_len
     under_way = total_batches(_under_way(run))
     choices = []
     for checkpoint in run.models.checkpoints:
-        applied = run.work.batches_applied - run.models.work_at[checkpoint.step].batches_applied
+        work, before = run.work, run.models.work_at[checkpoint.step]
         rounds = run.progress.replica_step - checkpoint.step
-        choices.append(RewindChoice(checkpoint.step, rounds, applied, applied * per_batch, under_way))
+        batches, tokens = work.batches_applied - before.batches_applied, work.tokens_applied - before.tokens_applied
+        choices.append(RewindChoice(checkpoint.step, rounds, batches, tokens, under_way))
     return RewindChoices(run.progress.replica_step, tuple(choices), run.progress.rewound)

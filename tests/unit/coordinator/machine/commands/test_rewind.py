@@ -326,10 +326,12 @@ def test_work_after_a_rewind_covers_everything_that_was_not_applied(
     fates = {number: data.draw(st.sampled_from(["applied", "carried", "skipped"])) for number in sorted(open_now)}
     carried = {number for number, fate in fates.items() if fate == "carried"}
     skipped = {number for number, fate in fates.items() if fate == "skipped"}
-    now = RunWork(max(cursor, 61), batches_applied=99, carried=singles(carried), skipped=singles(skipped))
-    after, again = work_after(now, WorkAtCheckpoint(61, 7, singles(left), None), skip=skip)
+    now = RunWork(
+        max(cursor, 61), batches_applied=99, tokens_applied=9_900, carried=singles(carried), skipped=singles(skipped)
+    )
+    after, again = work_after(now, WorkAtCheckpoint(61, 7, 700, singles(left), None), skip=skip)
     used = open_now - carried - skipped
     fresh = set(range(after.cursor, now.cursor))
     assert numbers_of(after.carried) | fresh == carried | (set() if skip else used)
     assert numbers_of(after.skipped) == skipped | (used if skip else set())
-    assert (after.batches_applied, again) == (7, 0 if skip else len(used))
+    assert (after.batches_applied, after.tokens_applied, again) == (7, 700, 0 if skip else len(used))
