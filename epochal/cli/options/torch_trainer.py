@@ -73,11 +73,11 @@ def torch_options(
     device: str | None,
     precision: str | None,
     micro_batch: str | None = None,
+    assets: Path | None = None,
     *,
     compiles: bool = False,
     gpu_memory: str | None = None,
     base: tuple[Path | None, str | None] = (None, None),
-    assets: Path | None = None,
 ) -> TorchOptions | None:
     """Return the options, or None if not one of them is given. `base` is `--base` and `--base-precision`.
 

@@ -226,9 +226,7 @@ def client(
     permissions = Permissions.of_own_run() if own_run else permissions
     data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    torch = torch_options(
-        device, precision, micro_batch, compiles=compiles, gpu_memory=gpu_memory, base=held, assets=assets
-    )
+    torch = torch_options(device, precision, micro_batch, assets, compiles=compiles, gpu_memory=gpu_memory, base=held)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
     mesh_options = _mesh_options(

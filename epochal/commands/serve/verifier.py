@@ -119,8 +119,7 @@ def verifier(
     if trainer == REMOTE:
         raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")
     verify, permissions = trusted(tls_ca), Permissions.of_own_run()
-    held = (base, base_precision)
-    torch = torch_options(device, precision, micro_batch, compiles=compiles, base=held, assets=assets)
+    torch = torch_options(device, precision, micro_batch, assets, compiles=compiles, base=(base, base_precision))
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
     choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)

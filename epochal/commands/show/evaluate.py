@@ -118,7 +118,7 @@ def evaluate(
     if follow and step is not None:
         raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
-    torch = torch_options(device, precision, base=(base, base_precision), assets=assets)
+    torch = torch_options(device, precision, assets=assets, base=(base, base_precision))
     check_machine(torch)
     permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     address = RunAddress(run, admin_token, tls_ca, permissions.reach)

@@ -36,7 +36,7 @@ async def datums_at(location: Any) -> list[Datum]:
     provider = await open_location(location, DatasetSpec(2, 64), OpenOptions("run", None, OWNERS, packs=True))
     assert provider.sequence_count is not None
     rows = DatumRows(64, None)
-    found = []
+    found: list[Datum] = []
     for data_ids in (DataIds(0, 3), DataIds(4, provider.sequence_count - 1)):
         rows.take(raw_samples(await provider.get_samples(data_ids), iter(data_ids)))
         batch = rows.next_row()

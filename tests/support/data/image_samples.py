@@ -2,6 +2,7 @@
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def tokens(*values: int) -> dict[str, Any]:
     return {"type": "encoded_text", "tokens": list(values)}
 
 
-def sample(*chunks: Any, **losses: list[float]) -> dict[str, Any]:
+def sample(*chunks: Any, **losses: Sequence[Any]) -> dict[str, Any]:
     """Return a record of these chunks and arrays of its loss."""
     return {"chunks": list(chunks), "loss_fn_inputs": losses}
 

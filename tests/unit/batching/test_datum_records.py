@@ -57,12 +57,12 @@ def test_record_becomes_its_chunks_in_order_and_the_arrays_of_its_loss() -> None
     assert list(third.tokens) == [7, 300]
     assert fourth == ImageAssetPointerChunk("a/b.jpg", "jpeg")
     losses = {name: np.asarray(value.data) for name, value in datum.loss_fn_inputs.items()}
-    assert (losses["target_tokens"].dtype, losses["target_tokens"].tolist()) == (np.int64, [1, 2])
-    assert (losses["weights"].dtype, losses["weights"].tolist()) == (np.float32, [0.5, 1.0])
+    assert (losses["target_tokens"].dtype.str, losses["target_tokens"].tolist()) == ("<i8", [1, 2])
+    assert (losses["weights"].dtype.str, losses["weights"].tolist()) == ("<f4", [0.5, 1.0])
     assert examples_of(DatumBatch.of([datum]))[0][0].tokens.tolist() == [*"né".encode(), 7, 300]
 
 
-def test_image_counts_its_decoded_bytes_and_a_pointer_the_characters_of_its_location() -> None:
+def test_image_counts_its_bytes_and_a_pointer_its_location() -> None:
     record = sample(image(2_000_000), pointer("é/1.png"), tokens(1, 2, 3), target_tokens=[1, 2])
     assert len(record["chunks"][0]["data"]) > 2_600_000, "base64 is longer"
     assert estimate_bytes(read(record)) == 2_000_000 + 7 + 10 * 3 + 10 * 2
@@ -178,7 +178,7 @@ def broken(**fields: Any) -> dict[str, Any]:
             "loss_fn_inputs.'weights' is a list of 1; allowed: a list of finite",
         ),
         (sample(tokens(1), weights=[1e300]), "loss_fn_inputs.'weights' is a list of 1; allowed"),
-        (sample(tokens(1), weights=["1"]), "loss_fn_inputs.'weights' is a list of 1; allowed"),  # type: ignore[list-item]
+        (sample(tokens(1), weights=["1"]), "loss_fn_inputs.'weights' is a list of 1; allowed"),
         (sample(tokens(1), **{str(n): [1] for n in range(MAX_LOSS_INPUTS + 1)}), "loss_fn_inputs is an object of 17"),
     ],
 )
