@@ -18,6 +18,9 @@ FINETUNING = {
     "model__LLM__max_seq_len": ROW,
     "config__init_min_clients": 2,
     "config__total_steps": 5,
+    "config__warmup_time": 120,  # the mesh's processes import much first
+    "config__max_round_train_time": 120,
+    "merge__local_steps": 2,
 }
 
 
