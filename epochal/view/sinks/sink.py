@@ -104,6 +104,7 @@ def scalars_of(row: RoundFigures, evaluations: Sequence[Evaluation] = ()) -> dic
         "progress/epoch": float(row.epoch),
         "progress/tokens_total": float(row.tokens_total),
         "progress/version": float(row.version),
+        "progress/branch": float(row.branch),
         "speed/tokens_per_s": row.tokens / seconds if seconds > 0 else 0.0,
         "speed/tokens_per_round": row.tokens / rounds,
         "time/round_train_s": row.train_s / rounds,
