@@ -43,7 +43,7 @@ class RoundPlan:
 def plan_round(
     step: int, assignment: tuple[BatchId, ...], data_indices_per_batch: int, schedule: InnerSchedule
 ) -> RoundPlan:
-    """Return the plan for a round: `schedule.local_steps` optimizer steps, or one for each sequence if there are fewer.
+    """Return the plan for a round: the schedule's optimizer steps, or one for each sequence if there are fewer.
 
     Local step *i* (from 0) of round `step` takes the schedule's position `(step − 1) × local_steps + i`, so that the
     schedule does not depend on the size of assignments.
@@ -52,14 +52,13 @@ def plan_round(
         InternalError: an empty assignment; the caller's bug.
     """
     sequence_count = _sequence_count(assignment, data_indices_per_batch)
-    rates = tuple(schedule.rate(step, i) for i in range(min(schedule.local_steps, sequence_count)))
+    rates = tuple(schedule.rate(step, i) for i in range(min(schedule.steps_in(step), sequence_count)))
     return RoundPlan(step, assignment, data_indices_per_batch, rates)
 
 
 def plan_of(state: StateFile, step: int, assignment: tuple[BatchId, ...], cold_start_step: int | None) -> RoundPlan:
     """Return the plan for a round as the run's state file has it; `cold_start_step` is that of its run document."""
-    llm = state.model.LLM
-    schedule = InnerSchedule(llm.lr_schedule, state.merge.local_steps, llm.cold_start_warmup_steps, cold_start_step)
+    schedule = InnerSchedule.of(state, cold_start_step)
     return plan_round(step, assignment, state.config.data_indices_per_batch, schedule)
 
 

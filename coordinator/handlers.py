@@ -238,7 +238,7 @@ class Handlers:
         self.rates.check_join(client_id, self.service.now_s())
         run = self.service.run
         if address is not None and client_id not in run.members:
-            check_join(run.members, run.state_file, joined, run.clock.now_s)
+            check_join(run.members, run.identity.state_file, joined, run.clock.now_s)
             self.rates.check_new_member(address, self.service.now_s())
         await self.submit(joined)
         member = self.service.run.members.by_id.get(client_id)

@@ -140,7 +140,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             intake = Intake(service, SharedThreads(), options.genesis.layout_of)
             uploads, arrivals = Uploads(intake), Arrivals(intake)
             spool = Spool(store.place.scratch)
-            merger = Merger.with_threads(service.run.state_file.merge, spool, WorkerThread)
+            merger = Merger.with_threads(service.merge_at, spool, WorkerThread)
             replays = LeasedReplays.of(service)
             handlers = Handlers(
                 service, nonces, tokens, admin, intake, uploads, Downloads(service), arrivals, replays, insight

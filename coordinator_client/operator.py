@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.token_check import check_admin_token
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.changes import differences
+from epochal.state.config.planned_changes import AT_A_ROUND, may_change, value_at
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import InvalidInput
@@ -17,6 +20,7 @@ from epochal.state.messages.requests import RunStatus
 from epochal.state.wire import ClientId
 
 _CLIENT_ID_DIGITS = 32
+_NOT_SHOWN = ("run_state", "progress", "changes", "access", "run.", "notify", "blobs")
 ALL_BATCHES = "all"
 _BATCHES = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?", re.ASCII)
 _CLIENT_ID = re.compile(rf"[0-9a-f]{{4,{_CLIENT_ID_DIGITS}}}")
@@ -91,6 +95,23 @@ async def finish_run(operator: ViewerClient, after_step: int | None) -> tuple[Ru
     before = await operator.status()
     await operator.finish(after_step)
     return before, await operator.status()
+
+
+async def edited_values(operator: CoordinatorClient, edited: StateFile, at_step: int) -> dict[str, Any]:
+    """Return the fields in which an edited state file differs from the run's settings of a step, with their new values.
+
+    Tables that members are not shown, and the coordinator's own lines, are left out.
+
+    Raises:
+        InvalidInput: another field differs, which cannot change from a step on.
+    """
+    known = (await config_of(operator))[1].at(at_step)
+    shown = [one.path for one in differences(known, edited) if not one.path.startswith(_NOT_SHOWN)]
+    refused = [path for path in shown if not may_change(path)]
+    if refused:
+        allowed = ", ".join(AT_A_ROUND)
+        raise InvalidInput(f"the file differs in {', '.join(refused)}; fields that may change: {allowed}")
+    return {path: value_at(edited.to_plain(), path) for path in shown}
 
 
 async def revoke_invitation(operator: ViewerClient, beginning: str) -> InvitationView:

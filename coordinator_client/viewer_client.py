@@ -25,6 +25,7 @@ from epochal.state.messages.access_commands import (
     MadeInvitation,
 )
 from epochal.state.messages.audit_reports import AuditHistory, AuditRecord
+from epochal.state.messages.change_messages import ChangeList, ChangeRequest
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
 from epochal.state.messages.member_rows import MemberDetail, MembersPage
 from epochal.state.messages.receipts import Receipt, ReceiptRequest
@@ -163,6 +164,18 @@ class ViewerClient(CoordinatorClient):
             Refused: `not-found` if no checkpoint of that step is kept.
         """
         return await self._fetch(RewindChoices, "POST", "/rewind", message=RewindRequest(to_step, skip))
+
+    async def changes(self) -> ChangeList:
+        """Return the run's changes of settings, past and announced."""
+        return await self._fetch(ChangeList, "GET", "/changes")
+
+    async def announce_change(self, request: ChangeRequest) -> ChangeList:
+        """Let settings change from a step on; return all changes. Raise `Refused` with every reason against it."""
+        return await self._fetch(ChangeList, "POST", "/changes", message=request)
+
+    async def withdraw_change(self, at_step: int) -> None:
+        """Take a change back. Raise `Refused`: `not-found` if there is none, `not-now` if it is too late."""
+        await self._request("DELETE", f"/changes/{at_step}")
 
     async def invite(self, request: InvitationRequest) -> MadeInvitation:
         """Make an invitation. Raise `Refused`: `not-now` where none is needed."""

@@ -151,7 +151,18 @@ async def open_provider(
     else:
         check_pinned(location)
     options = OpenOptions(state.run_id, ticket, permissions, cache, packs)
-    return await open_location(location, spec, options)
+    async with AsyncExitStack() as opened:
+        provider = await open_location(location, spec, options)
+        opened.push_async_callback(provider.aclose)
+        await follow_mix(provider, state)
+        opened.pop_all()
+    return provider
+
+
+async def follow_mix(provider: DataProvider, state: StateFile) -> None:
+    """Let a mix have the weights to which the run has changed. Raises `InvalidInput` as `with_later`."""
+    if isinstance(provider, WeightedDataProvider) and state.later_mixes:
+        await provider.follow(state.later_mixes)
 
 
 def check_pinned(location: AnyLocation) -> None:

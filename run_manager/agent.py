@@ -136,8 +136,7 @@ class Agent:
         if check is not None:
             document = await self._session.run_document(None, 0.0)
             assert document is not None, "a request that names no version is answered at once"
-            config = await FollowedConfig.read(self._session, document)
-            await check(config.state, config.spec)
+            await (await FollowedConfig.read(self._session, document, check)).check()
 
     async def _follow(self, manager: RunManager) -> None:
         notice = WaitingNotice()

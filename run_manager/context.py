@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from epochal.coordinator_client.session import CoordinatorSession
 from epochal.data_providers.protocol import DataProvider
@@ -11,11 +12,13 @@ from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import ModelSpec
-from epochal.state.config.state_file import StateFile
+from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Desync
 from epochal.state.model.first_model import model_digest
 from epochal.trainers.protocol import Trainer
+
+CheckTrainer: TypeAlias = Callable[[StateFile, ModelSpec], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +61,27 @@ class ClientDependencies:
     observer: Observer
     spool_folder: Path
     permissions: Permissions
-    check_trainer: Callable[[StateFile, ModelSpec], Awaitable[None]] | None = None
+    check_trainer: CheckTrainer | None = None
 
 
 class FollowedConfig:
     """The configuration of the run, as its newest document names it.
 
     Attributes:
-        state: the run's state file. A step reads it once, when it starts.
+        state: the run's state file, with the changes that are announced. A step reads it once, when it starts.
         spec: the run's model, complete.
     """
 
-    def __init__(self, session: CoordinatorSession, document: RunDocument, state: StateFile, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        session: CoordinatorSession,
+        document: RunDocument,
+        state: StateFile,
+        spec: ModelSpec,
+        check_trainer: CheckTrainer | None = None,
+    ) -> None:
         self._session = session
+        self._check_trainer = check_trainer
         self._sha256 = document.config_sha256
         self._model_sha256 = model_digest(spec)
         self._version = document.version
@@ -78,7 +89,9 @@ class FollowedConfig:
         self.spec = spec
 
     @classmethod
-    async def read(cls, session: CoordinatorSession, document: RunDocument) -> "FollowedConfig":
+    async def read(
+        cls, session: CoordinatorSession, document: RunDocument, check_trainer: CheckTrainer | None = None
+    ) -> "FollowedConfig":
         """Return the configuration that a document names; the model is the state file's without a model document."""
         state, model_sha256 = await session.config(document.config_sha256), document.model_sha256
         return cls(
@@ -86,21 +99,35 @@ class FollowedConfig:
             document,
             state,
             state.model.LLM.spec if model_sha256 is None else await session.model(model_sha256),
+            check_trainer,
         )
+
+    async def check(self) -> None:
+        """Raise an error that ends the client if its trainer cannot train the run, or not with its later changes."""
+        if self._check_trainer is not None:
+            for state in (self.state, *(self.state.at(change.at_step) for change in self.state.changes)):
+                await self._check_trainer(state, self.spec)
 
     def access(self) -> RunAccess:
         """Return the run as it is now, for a data provider or a trainer."""
         return RunAccess(self.state, self.spec, self._session.data_ticket, lambda: self._version)
+
+    def merge_at(self, step: int) -> MergeConfig:
+        """Return how the run merges in a step."""
+        return self.state.at(step).merge
 
     async def apply_state(self, document: RunDocument) -> None:
         """Take over a configuration of which the changeable part has changed (`state/config/changes.py`).
 
         Raises:
             Desync: the run has another model now.
+            EpochalError: as `check`.
         """
         self._version = document.version
         if document.model_sha256 not in (None, self._model_sha256):
             raise Desync("the run now has another model than the one that this client has opened; start it again")
         if document.config_sha256 != self._sha256:
-            self.state = await self._session.config(document.config_sha256)
+            known, self.state = self.state.changes, await self._session.config(document.config_sha256)
             self._sha256 = document.config_sha256
+            if self.state.changes != known:
+                await self.check()

@@ -100,7 +100,7 @@ class EagerTraining:
             state: the run's.
             own: this client's result of the round, which is about to be published.
         """
-        if not state.merge.delay or document.ahead is None or self._round != document.round:
+        if not state.at(document.step).merge.delay or document.ahead is None or self._round != document.round:
             return
         self._eager = _Eager(round_of(document), own)
         await self._task.replace(self._run(document, state, self._eager))

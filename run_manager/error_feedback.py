@@ -56,19 +56,22 @@ class ErrorFeedback:
     Args:
         spool: holds it.
         client_id: this client.
-        decay: the factor of the residual, each time.
     """
 
-    def __init__(self, spool: Spool, client_id: ClientId, decay: float) -> None:
+    def __init__(self, spool: Spool, client_id: ClientId) -> None:
         self._spool = spool
         self._client_id = client_id
-        self._decay = decay
         self._kept: _Residual | None = None
         self._encoded: _Residual | None = None
         self._pending: list[_Residual] = []
 
     def encode(
-        self, header: ResultHeader, lineage: str, difference: Mapping[str, Float32Array], max_abs: float = math.inf
+        self,
+        header: ResultHeader,
+        lineage: str,
+        difference: Mapping[str, Float32Array],
+        decay: float,
+        max_abs: float = math.inf,
     ) -> TensorStream:
         """Return the file of a result with what was left out before. Read it in a worker, then call `published`.
 
@@ -78,6 +81,7 @@ class ErrorFeedback:
             header: of the result.
             lineage: the run's history.
             difference: `start − end` of every parameter, float32.
+            decay: the factor of what was left out before.
             max_abs: `merge.max_abs`, within which the encoded difference stays; what is cut off is left out.
         """
         last = self._pending[-1] if self._pending else None
@@ -98,7 +102,7 @@ class ErrorFeedback:
         def blocks() -> Iterator[Block]:
             for name in sorted(difference):
                 start, target = 0, None if left is None else left[name].reshape(-1)
-                parts = parts_with_feedback(codec, difference[name], before.get(name), self._decay, max_abs)
+                parts = parts_with_feedback(codec, difference[name], before.get(name), decay, max_abs)
                 for number, (block, rest) in enumerate(parts, 1):
                     if target is not None:
                         target[start : start + rest.size] = rest

@@ -37,7 +37,7 @@ class RoundWork:
 
     Attributes:
         document: the newest when the work began; of the round, or of the one before it.
-        state: the run's, then.
+        state: the run's then, with the changes of later steps.
         step, attempt: the round.
         work_sha256: digest of the round's work list.
         assignments: this client's batches.
@@ -60,6 +60,11 @@ class RoundWork:
         """Return whether it is the same work, whichever document it came from."""
         known = self.step, self.attempt, self.work_sha256, self.assignments
         return known == (other.step, other.attempt, other.work_sha256, other.assignments)
+
+    @property
+    def settings(self) -> StateFile:
+        """The state file as the round follows it."""
+        return self.state.at(self.step)
 
     def plan(self) -> RoundPlan:
         """Return this client's local steps."""
@@ -136,7 +141,7 @@ class RoundTraining:
             batches: AssignedBatches = receiver if packing is None else packing.rows_of(work.assignments, receiver)
             start = await find_start()
             await self._opening.check(start.replica)
-            self._results.check_room(start.replica, work.state)
+            self._results.check_room(start.replica, work.settings)
             self._begin(work, "train")
             try:
                 trained = await trainer.train(plan, start.replica.parameters, batches)
@@ -156,6 +161,7 @@ class RoundTraining:
     ) -> OwnResult:
         self._begin(work, "encode")
         self._gpu.begin(computed)
+        merge = work.settings.merge
         header = ResultHeader(
             run_id=work.document.run_id,
             step=work.step,
@@ -163,11 +169,11 @@ class RoundTraining:
             client_id=self._client_id,
             work_sha256=work.work_sha256,
             replica_digest=start.digest,
-            codec=work.state.merge.codec_name,
+            codec=merge.codec_name,
             start=start.own_result,
             computed=computed,
         )
-        file = await self._results.encoded(header, work.document.lineage, trained.difference, work.state.merge.max_abs)
+        file = await self._results.encoded(header, work.document.lineage, trained.difference, merge)
         metrics = self._times.result_metrics(trained, data, self._gpu.taken(), is_eager=bool(start.own_result))
         return OwnResult(file, ResultCommitment(work.step, work.attempt, file.sha256(), file.size_bytes, metrics))
 

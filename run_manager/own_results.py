@@ -12,7 +12,7 @@ from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.state_file import StateFile
+from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.documents import Outcome
 from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import Tensors
@@ -26,7 +26,7 @@ class OwnResults:
 
     Args:
         trainer: its inner state belongs to the last result.
-        feedback: the residual of this client's codec; None in a run without error feedback.
+        feedback: the residual of this client's codec, in rounds with error feedback.
     """
 
     def __init__(
@@ -47,12 +47,13 @@ class OwnResults:
         """Raise `SpoolFull` unless a round that is trained from the replica fits into the spool."""
         self._spool.check_room(round_bytes(replica, state), "a round")
 
-    async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, max_abs: float) -> SpoolFile:
-        """Return the file of a result. `difference` is `start − end` of every parameter; `max_abs` is the run's."""
-        if self._feedback is None:
-            encoding = partial(result_of, header, difference, max_abs)
+    async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, merge: MergeConfig) -> SpoolFile:
+        """Return the file of a result. `difference` is `start − end` of every parameter; `merge` is the round's."""
+        if self._feedback is not None and merge.error_feedback:
+            decay = merge.error_feedback_decay
+            encoding = partial(self._feedback.encode, header, lineage, difference, decay, merge.max_abs)
         else:
-            encoding = partial(self._feedback.encode, header, lineage, difference, max_abs)
+            encoding = partial(result_of, header, difference, merge.max_abs)
         stream = await self._worker.run(encoding)
         return await self._worker.run(partial(self._spool.keep, stream.views(), stream.size_bytes))
 

@@ -15,6 +15,7 @@ from epochal.batching.data_check import DataNeeds, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings, plan_requests
 from epochal.data_providers.next_round_samples import AheadLimits, AheadSamples
+from epochal.data_providers.open_data import follow_mix
 from epochal.data_providers.protocol import DataProvider, SourceUnavailable
 from epochal.run_manager.context import ClientDependencies, FollowedConfig
 from epochal.run_manager.round_view import RoundViews
@@ -53,6 +54,7 @@ class RunData:
         self._worker = worker
         self.provider = opened
         self.ahead = AheadSamples(self.provider, group)
+        self._mixes = config.state.later_mixes
 
     @classmethod
     async def open(
@@ -66,6 +68,18 @@ class RunData:
         opening = partial(dependencies.open_provider, config.access())
         opened = await _while_unavailable(dependencies.retry_policy, opening)
         return cls(opened, config, dependencies, worker, group)
+
+    async def apply_state(self, document: RunDocument) -> None:  # noqa: ARG002 - as every listener
+        """Follow the run's mix, as the configuration that the document names has it.
+
+        Raises:
+            InvalidInput: the mix has no such source.
+        """
+        state = self._config.state
+        if state.later_mixes != self._mixes:
+            self._mixes = state.later_mixes
+            await follow_mix(self.provider, state)
+            self.ahead.keep(())  # of a next round that was named before
 
     async def packing_for(self, vocabulary: int | None) -> Packing | None:
         """Return the packing of the run's samples for a trainer with this vocabulary; None if each sample is a row.

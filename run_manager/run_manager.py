@@ -138,7 +138,7 @@ class RunManager:
             UnsoundArithmetic: this machine must not merge, because its arithmetic differs.
         """
         session, dependencies = self._session, self._dependencies
-        config = await FollowedConfig.read(session, document)
+        config = await FollowedConfig.read(session, document, dependencies.check_trainer)
         async with AsyncExitStack() as closing:
             worker = dependencies.new_worker("epochal-codec")
             closing.push_async_callback(worker.aclose)
@@ -245,15 +245,12 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     """Begin to fetch the checkpoint, and to follow the run with a replica."""
     session, dependencies, state, spool = ground.session, ground.dependencies, ground.config.state, ground.spool
     observer, worker = dependencies.observer, ground.worker
-    merger = Merger.with_threads(state.merge, spool, dependencies.new_worker)
+    merger = Merger.with_threads(ground.config.merge_at, spool, dependencies.new_worker)
     ground.closing.push_async_callback(merger.aclose)
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)
     opening = TrainerOpening(check, worker, observer)
-    feedback = None
-    if state.merge.error_feedback:
-        feedback = ErrorFeedback(spool, session.client_id, state.merge.error_feedback_decay)
-    results = OwnResults(opening, spool, worker, feedback)
+    results = OwnResults(opening, spool, worker, ErrorFeedback(spool, session.client_id))
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
         session,
@@ -315,7 +312,7 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     }
     steps = StepStateMachine(session.client_id, training, witness, others, readiness, observer, group)
     checkpoint = EpochCheckpoint(session, keeper, publisher, group)
-    listeners = (config, keeper, readiness, checkpoint, eager, steps, data_ahead)
+    listeners = (config, data, keeper, readiness, checkpoint, eager, steps, data_ahead)
     background = (steps, eager, checkpoint, data_ahead)
     for part in background:
         ground.closing.push_async_callback(part.stop)

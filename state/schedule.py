@@ -55,7 +55,8 @@ def learning_rate(schedule: LrSchedule, position: int) -> float:
 
     Args:
         schedule: the run's `model.LLM.lr_schedule`.
-        position: optimizer steps of a client before this one: `(step − 1) × local_steps + i`, from 0.
+        position: optimizer steps of a client before this one: `(step − 1) × local_steps + i`, from 0, or the sum of
+            each round's `local_steps` where these have changed.
     """
     if position < schedule.warmup_steps:
         return _line(schedule.warmup_init_lr, schedule.base_lr, position, schedule.warmup_steps)
@@ -79,6 +80,15 @@ def learning_rate(schedule: LrSchedule, position: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterSchedule:
+    """The schedule, and the optimizer steps of a client in a round, from round `first_step` on."""
+
+    first_step: int
+    schedule: LrSchedule
+    local_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class InnerSchedule:
     """The learning rates of the inner steps of a run, the same for every client.
 
@@ -87,24 +97,49 @@ class InnerSchedule:
         local_steps: optimizer steps of a client in a round.
         warmup_rounds: rounds of warm-up after a cold start.
         cold_start_step: the round of the last cold start; None if it is not known, and then there is no warm-up.
+        later: what changes later, in the order of the steps. Positions in a schedule count all steps since the first.
     """
 
     schedule: LrSchedule
     local_steps: int
     warmup_rounds: int = 0
     cold_start_step: int | None = None
+    later: tuple[LaterSchedule, ...] = ()
+
+    @classmethod
+    def of(cls, state: StateFile, cold_start_step: int | None) -> "InnerSchedule":
+        """Return the learning rates of a run."""
+        files = [(change.at_step, state.at(change.at_step)) for change in state.changes]
+        later = tuple(LaterSchedule(step, of.model.LLM.lr_schedule, of.merge.local_steps) for step, of in files)
+        llm = state.model.LLM
+        return cls(llm.lr_schedule, state.merge.local_steps, llm.cold_start_warmup_steps, cold_start_step, later)
 
     def rate(self, step: int, local_step: int) -> float:
         """Return the learning rate of local step `local_step`, from 0, of round `step`, from 1.
 
         The warm-up never raises it above the schedule.
         """
-        rate = learning_rate(self.schedule, (step - 1) * self.local_steps + local_step)
-        length = self.warmup_rounds * self.local_steps
+        now, before = self._at(step)
+        rate = learning_rate(now.schedule, before + (step - now.first_step) * now.local_steps + local_step)
+        length = self.warmup_rounds * now.local_steps
         if self.cold_start_step is None or length == 0:
             return rate
-        position = max(0, step - self.cold_start_step) * self.local_steps + local_step
-        return min(rate, _line(self.schedule.warmup_init_lr, rate, position, length))
+        position = max(0, step - self.cold_start_step) * now.local_steps + local_step
+        return min(rate, _line(now.schedule.warmup_init_lr, rate, position, length))
+
+    def steps_in(self, step: int) -> int:
+        """Return the optimizer steps of a client in a round."""
+        return self._at(step)[0].local_steps
+
+    def _at(self, step: int) -> tuple[LaterSchedule, int]:
+        """Return what holds in a round, and how many optimizer steps a client has taken before it began to hold."""
+        now, before = LaterSchedule(1, self.schedule, self.local_steps), 0
+        for later in self.later:
+            if later.first_step > step:
+                break
+            before += (later.first_step - now.first_step) * now.local_steps
+            now = later
+        return now, before
 
     def total(self, step: int, steps: int) -> float:
         """Return the sum of the learning rates of the first `steps` local steps of a round."""

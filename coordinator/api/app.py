@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from epochal.coordinator.api.access_routes import access_routes
 from epochal.coordinator.api.blob_routes import blob_routes
+from epochal.coordinator.api.change_routes import change_routes
 from epochal.coordinator.api.check_routes import check_routes
 from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
 from epochal.coordinator.api.document_route import document_routes
@@ -104,6 +105,7 @@ def create_app(
         member_routes(access, MemberViews(insight, SharedThreads())),
         access_routes(handlers),
         rewind_routes(handlers),
+        change_routes(handlers),
         join_routes(handlers, access, version, join_hosts.own_certificate),
         health_routes(handlers, metrics.http.notes),
     ):

@@ -189,7 +189,7 @@ class UpdateMaker:
             message = f"the coordinator's replica {start.step} is {start.digest}; {outcome.replica_digest} was attested"
             raise Refused(Refusal.REPLICA_DIFFERS, message)
         total = await self._sum_of(outcome)
-        header = UpdateHeader.of(outcome, self._merger.rule)
+        header = UpdateHeader.of(outcome, self._merger.rule(outcome.step))
         arrival = Arrival()
         try:
             async with asyncio.TaskGroup() as group:
@@ -230,9 +230,9 @@ class UpdateMaker:
 
     async def _new_sum(self, step: int, attempt: int) -> _Sum:
         layout = await self._layout()
-        shared = self._slices.begin(step, self._service.run.state_file.merge, layout, self._spool)
+        shared = self._slices.begin(step, self._service.merge_at(step), layout, self._spool)
         if shared is None:
-            return _Sum(step, attempt, await self._merger.new_sum(layout))
+            return _Sum(step, attempt, await self._merger.new_sum(step, layout))
         return _Sum(step, attempt, shared, probe=Probe(layout, shared.merge))
 
     async def _add(self, total: _Sum, result: AddedResult) -> None:
@@ -273,9 +273,9 @@ class UpdateMaker:
                 self._check_lineage()
                 await self._service.submit(found)
 
-    async def _summed(self, layout: TensorLayout, results: Sequence[AddedResult]) -> UpdateSum:
-        """Return the sum of results over a slice of the model, made here."""
-        total = await self._merger.new_sum(layout)
+    async def _summed(self, step: int, layout: TensorLayout, results: Sequence[AddedResult]) -> UpdateSum:
+        """Return the sum of a step's results over a slice of the model, made here."""
+        total = await self._merger.new_sum(step, layout)
         for result in results:
             await self._add_to(total, result)
         return total
@@ -292,7 +292,7 @@ class UpdateMaker:
             self._slices.refuse(total, part)
             made = None
         if made is None:
-            return partial((await self._summed(part.layout, total.results)).encoded, codec.name)
+            return partial((await self._summed(total.step, part.layout, total.results)).encoded, codec.name)
         return blocks_in(made.view(), part.layout, codec).values
 
     async def _replica(self, run: Run, step: int) -> HeldReplica:
@@ -305,7 +305,7 @@ class UpdateMaker:
             held = await self._loaded(run, newest)
         while held.step < step:
             update = run.models.updates[held.step + 1]
-            header = UpdateHeader.of(run.models.outcomes[held.step + 1], self._merger.rule)
+            header = UpdateHeader.of(run.models.outcomes[held.step + 1], self._merger.rule(held.step + 1))
             async with opened_parts(self._service.blobs, [sha256 for sha256, _ in run.models.blobs_of(update)]) as file:
                 held = await self._merger.applied(held.replica, decode_update(file.view(), header, held.replica.layout))
             if held.digest != update.replica_digest:

@@ -13,6 +13,7 @@ from epochal.coordinator.machine.stimuli import (
     KeyRemoved,
 )
 from epochal.state.config.changes import runtime_changes
+from epochal.state.config.mistakes import show
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import BatchId
 from epochal.state.shown.operator_actions import MAX_ARGUMENT_CHARS, ActionArgument
@@ -62,6 +63,12 @@ def _named(acted: OperatorActed) -> tuple[str, Mapping[str, ActionArgument]]:
             return "edit state file", _edits(acted.before, after)
         case stimuli.RunRewound(to_step=step, skip=skip):
             return "rewind", {"to_step": step, "data": "skipped" if skip else "trained again"}
+        case stimuli.ChangeAnnounced(at_step=step, values=values, mix=mix):
+            told = {path: show(value) for path, value in {**values, **({"mix": mix} if mix else {})}.items()}
+            rest = {"others": ", ".join(list(told)[_SHOWN_CHANGES:])} if len(told) > _SHOWN_CHANGES else {}
+            return "change", {"at_step": step, **dict(list(told.items())[:_SHOWN_CHANGES]), **rest}
+        case stimuli.ChangeWithdrawn(at_step=step):
+            return "withdraw change", {"at_step": step}
         case stimuli.RunRestored():
             return "restored", {}
         case stimuli.CoordinatorKeyReplaced(coordinator_key=key):

@@ -16,6 +16,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.liveness import Liveness
 from epochal.state.documents import tries_before
 from epochal.state.intervals import coalesce, total_batches
+from epochal.state.messages.change_messages import announced_changes
 from epochal.state.messages.history_rows import GPU_FIGURES
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import MAX_DATASETS_IN_STATUS, FailedBatches, FailedData, RunStatus
@@ -117,6 +118,7 @@ def status_of(
         ),
         explanation=explanation,
         verification=None if run.state_file.verify is None else verification_of(run),
+        changes=announced_changes(run.identity.state_file, run.identity.applied_count)[run.identity.applied_count :],
     )
 
 

@@ -16,6 +16,7 @@ from epochal.coordinator.machine import (
     checkpoints,
     datasets,
     membership,
+    planned_changes,
     reports,
     stimuli,
 )
@@ -67,7 +68,7 @@ def handle(run: Run, stamped: Stamped) -> Handled:
         now = _rebase(now, now.clock.now_s - run.clock.now_s)
     after, instructions = _take(now, stamped.stimulus)
     if after is not now and isinstance(stamped.stimulus, OperatorStimulus):
-        instructions = (*instructions, OperatorActed(stamped.stimulus, run.state_file, now.clock.now_s))
+        instructions = (*instructions, OperatorActed(stamped.stimulus, run.identity.state_file, now.clock.now_s))
     after, told = _advance(_expecting(after), stamped.seed)
     after = looked_ahead(now, after)
     if after is now and not isinstance(stamped.stimulus, stimuli.CoordinatorStarted):
@@ -162,6 +163,10 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(run.identity.with_compacted(found)), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file), ()
+        case stimuli.ChangeAnnounced():
+            return planned_changes.announce(run, stimulus), ()
+        case stimuli.ChangeWithdrawn():
+            return planned_changes.withdraw(run, stimulus), ()
 
 
 def _rewound(run: Run, event: stimuli.RunRewound) -> Handled:
@@ -221,9 +226,10 @@ def _pause(run: Run, *, pause: bool) -> Run:
 
 def _change_config(run: Run, state_file: StateFile) -> Run:
     """Return the run with the edited fields; its phase and progress stay."""
-    kept = {"progress": run.state_file.progress}
-    before, state_file = run.state_file.access, state_file.model_copy(update=kept)
-    if state_file == run.state_file:
+    known = run.identity.state_file
+    kept = {"progress": known.progress, "changes": known.changes}
+    before, state_file = known.access, state_file.model_copy(update=kept)
+    if state_file == known:
         return run
     making = run.models.checkpointing
     if making is not None and making.genesis and state_file.access.genesis == "operator":

@@ -13,9 +13,9 @@ from epochal.coordinator.machine.parts.persistent_map import added, removed, sha
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.parts.verification import UNTRUSTED
+from epochal.coordinator.machine.planned_changes import codecs_of
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
-from epochal.state.codecs.codecs_by_name import spoken_as
 from epochal.state.config.state_file import Access, StateFile
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import PROTOCOL_VERSION
@@ -34,7 +34,7 @@ def join(run: Run, event: ClientJoined) -> Handled:
     Raises:
         Refused: `nonce-consumed`, `unsupported-protocol`, `ejected`, `access-denied` or `run-full`.
     """
-    check_join(run.members, run.state_file, event, run.clock.now_s)
+    check_join(run.members, run.identity.state_file, event, run.clock.now_s)
     known, used = run.members, _unexpired(run.members, run.clock.now_s)
     if len(used) >= MAX_USED_NONCES:
         raise Refused(Refusal.OVERLOADED, f"{len(used)} joins within the lifetime of a nonce; try again in a moment")
@@ -99,8 +99,7 @@ def check_join(members: RunMembers, state_file: StateFile, event: ClientJoined, 
             Refusal.UNSUPPORTED_PROTOCOL,
             f"the client speaks protocol {event.capabilities.protocol}, the coordinator {PROTOCOL_VERSION}",
         )
-    codec = spoken_as(state_file.merge.codec_name)
-    if codec not in event.capabilities.codecs:
+    for codec in sorted(codecs_of(state_file) - set(event.capabilities.codecs)):
         spoken = ", ".join(event.capabilities.codecs) or "none"
         raise Refused(
             Refusal.UNSUPPORTED_CODEC,

@@ -71,8 +71,8 @@ class Run(Composed, WireDocument):
 
     @property
     def state_file(self) -> StateFile:
-        """The state file of the run, as it was read last."""
-        return self.identity.state_file
+        """The state file as the run follows it now: in a round, with the changes up to that round's step."""
+        return self.identity.in_force or self.identity.state_file
 
     @property
     def last_step(self) -> int:
@@ -82,10 +82,7 @@ class Run(Composed, WireDocument):
     @property
     def rates(self) -> InnerSchedule:
         """The learning rates of local steps."""
-        config, local_steps = self.state_file.model.LLM, self.state_file.merge.local_steps
-        return InnerSchedule(
-            config.lr_schedule, local_steps, config.cold_start_warmup_steps, self.models.cold_start_step
-        )
+        return InnerSchedule.of(self.identity.state_file, self.models.cold_start_step)
 
     @property
     def epoch_start_data_index(self) -> int:

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 from epochal.state.checkpoint_parts import CheckpointPart
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.notify_table import NoticeKind
+from epochal.state.config.planned_changes import ChangedValues, MixWeights
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.intervals import BatchId
@@ -362,6 +363,24 @@ class ConfigChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeAnnounced:
+    """An operator announced settings that change from a step on (`state/config/planned_changes.py`)."""
+
+    at_step: Annotated[int, Field(ge=1)]
+    values: ChangedValues
+    mix: MixWeights = None
+    type: Literal["change_announced"] = "change_announced"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeWithdrawn:
+    """An operator took back the change of a step."""
+
+    at_step: int
+    type: Literal["change_withdrawn"] = "change_withdrawn"
+
+
+@dataclass(frozen=True, slots=True)
 class FinishRequested:
     """An operator ended the run after this step; None takes that back."""
 
@@ -470,12 +489,13 @@ Stimulus: TypeAlias = (
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
     | CalibrationReported | ClientAbsolved | ResultsCompared | ScoreReported | LeaveAnnounced
-    | RunRewound
+    | RunRewound | ChangeAnnounced | ChangeWithdrawn
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet
     | PauseRequested | ResumeRequested | BatchesReleased | ConfigChanged | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ClientAbsolved | RunRewound
+    | ChangeAnnounced | ChangeWithdrawn
 )
 # fmt: on
 """A stimulus by which an operator changes the run or its records."""

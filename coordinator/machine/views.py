@@ -250,4 +250,4 @@ def state_file_text(run: Run) -> str:
     progress = Progress(
         epoch=run.progress.epoch, step=run.progress.step, epoch_start_data_index=run.epoch_start_data_index
     )
-    return dump_state(run.state_file.with_progress(run.clock.phase, progress))
+    return dump_state(run.identity.state_file.with_progress(run.clock.phase, progress))

@@ -19,6 +19,7 @@ from epochal.coordinator.machine.parts.round import NO_ARRIVALS, MessageTimes, R
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
+from epochal.coordinator.machine.planned_changes import mixed
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
@@ -54,6 +55,7 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
         clients: of the next one.
         seed: that orders its proven clients.
     """
+    run = in_force(run)
     config = run.state_file.config
     draining = run.progress.step > run.last_step
     target = global_batch_size(config, run.tokens_applied)
@@ -79,7 +81,7 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
 def begin_round(run: Run, seed: Seed) -> Run:
     """Return the run with its next round: roster of the ready members, work list, seed; or the promised one."""
     promised, step = run.work.promised, run.progress.step
-    run = run.with_parts(replace(run.work, promised=None))
+    run = in_force(run.with_parts(replace(run.work, promised=None)))
     begun = None if promised is None else _kept_promise(run, promised, seed)
     if begun is None:
         planned = plan_work(run, run.work.next_assignment_seed or seed)
@@ -92,7 +94,13 @@ def begin_round(run: Run, seed: Seed) -> Run:
         replace(run.progress, drain_rounds=run.progress.drain_rounds + (step > run.last_step)),
         replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
     )
+    run = mixed(run)
     return replace(run, round=replace(current, ahead=_promise(run, current))) if run.state_file.merge.delay else run
+
+
+def in_force(run: Run) -> Run:
+    """Return the run with the changes in force that its step has."""
+    return run.with_parts(run.identity.at(run.progress.step))
 
 
 def _number(run: Run) -> RoundNumber:

@@ -101,7 +101,6 @@ async def replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, 
     Each comes with what is wrong with the lengths of the results that led to it, or None.
     """
     verify_arithmetic()
-    outer, rule = OuterStep.of(run.state_file.merge), UpdateRule.of(run.state_file.merge)
     with long_work(
         "computing the parameters again", run.progress.replica_step - run.models.checkpoints[0].step, "steps"
     ) as work:
@@ -109,6 +108,8 @@ async def replicas(run: Run, blobs: BlobReader) -> AsyncIterator[tuple[Replica, 
         yield replica, None
         while (outcome := run.models.outcomes.get(replica.step + 1)) is not None:
             results = await _results(outcome, blobs, replica.layout)
+            settings = run.identity.state_file.at(outcome.step).merge
+            outer, rule = OuterStep.of(settings), UpdateRule.of(settings)
             header = UpdateHeader.of(outcome, rule)
             made = update_bytes(header, rule, replica.layout, ((Weight.of(entry), found) for entry, found in results))
             wrong = (

@@ -243,7 +243,7 @@ def _check_key(run: Run, options: ServiceOptions) -> None:
 
 def _edits(run: Run, state_file: StateFile) -> tuple[tuple[Change, ...], tuple[Change, ...]]:
     """Return the differences from the kept run's state file that are applied, and those that are refused."""
-    return runtime_changes(run.state_file, state_file, has_checkpoint=run.models.checkpoint is not None)
+    return runtime_changes(run.identity.state_file, state_file, has_checkpoint=run.models.checkpoint is not None)
 
 
 def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str) -> None:
@@ -252,7 +252,9 @@ def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str)
     if refused:
         lines = "\n".join(f"  {change}" for change in refused)
         raise InvalidInput(
-            f"{source} differs from the kept run in fields that may no longer change:\n{lines}", source=source
+            f"{source} differs from the kept run in fields that may no longer change:\n{lines}\n"
+            "some can from a step on, while the run is served: epochal change URL --at-step N",
+            source=source,
         )
     most = state_file.blobs.max_total_bytes
     if most < min(held_bytes, run.state_file.blobs.max_total_bytes):

@@ -165,7 +165,7 @@ class Readers:
     def immutable(self, sha256: Sha256) -> bytes | None:
         """Return the configuration, the model document, a checkpoint's manifest, or a recent roster or work list."""
         if sha256 == self.run.identity.config_sha256:
-            return canonical_json(config_json(self.run.state_file))
+            return canonical_json(config_json(self.run.identity.state_file))
         if self.run.models.spec is not None and sha256 == self.run.models.spec_sha256:
             return model_document(self.run.models.spec)
         if sha256 in self.run.models.manifests:

@@ -41,7 +41,7 @@ from epochal.coordinator.run.service_events import GroupKept, ServiceEvent
 from epochal.coordinator.run.stimulus_queue import HandledGroup, StimulusQueue, Waiting
 from epochal.coordinator.run.store_health import StoreHealth
 from epochal.coordinator.store.sql.recorded_blobs import DROPPED_AT_A_TIME
-from epochal.state.config.state_file import StateFile
+from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
@@ -137,6 +137,10 @@ class CoordinatorService:
     def run(self) -> Run:
         """The run as it is kept."""
         return self.readers.run
+
+    def merge_at(self, step: int) -> MergeConfig:
+        """Return how the run merges in a step."""
+        return self.run.identity.state_file.at(step).merge
 
     @property
     def published(self) -> Published:

@@ -14,7 +14,7 @@ source the phases before have taken is computed once, so that the place of any d
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -32,6 +32,7 @@ MAX_SOURCES = 1024
 MAX_PHASES = 128
 """Maximum number of phases of a mix."""
 
+MAX_NAMES_SHOWN = 10
 KEPT_ORDERS = 16
 """Maximum number of weights of which the order is kept in memory, about half a megabyte each."""
 
@@ -110,6 +111,32 @@ class MixPhase:
                 raise InvalidInput(f"source {number} of the mix has weight {weight}; allowed: a finite number from 0")
         left = iter(counts_of([weight for weight in self.weights if weight > 0]))
         return tuple(next(left) if weight > 0 else 0 for weight in self.weights)
+
+
+def with_later(
+    phases: Sequence[MixPhase], names: Sequence[str], later: Sequence[tuple[int, Mapping[str, float]]]
+) -> tuple[MixPhase, ...]:
+    """Return the phases of a mix whose weights its run has changed: from the first change on, those alone hold.
+
+    Args:
+        phases: as its author wrote them.
+        names: of the sources.
+        later: the data index from which each change holds, ascending, with weights by the sources' names, or by their
+            numbers from 0; a source that is not named has none.
+
+    Raises:
+        InvalidInput: a change names another source; its operator's fault.
+    """
+    numbers = {str(number): number for number in range(len(names))} | {name: at for at, name in enumerate(names)}
+    found = [phase for phase in phases if not later or phase.start < later[0][0]]
+    for start, weights in later:
+        unknown = sorted(weights.keys() - numbers.keys())
+        if unknown:
+            known = ", ".join(f"{name!a}" for name in names[:MAX_NAMES_SHOWN])
+            raise InvalidInput(f"the mix has no source {unknown[0]!a}; its sources are {known}")
+        by_number = {numbers[name]: weight for name, weight in weights.items()}
+        found.append(MixPhase(start, tuple(by_number.get(number, 0.0) for number in range(len(names)))))
+    return tuple(found)
 
 
 class ScheduledOrder:

@@ -1,7 +1,8 @@
 """The provider of a mix of several others, each with a share of the samples, in the order of `mix_schedule.py`."""
 
+import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -9,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from epochal.data_providers.mixes.mixture import MixPhase, ScheduledOrder, Share
+from epochal.data_providers.mixes.mixture import MixPhase, ScheduledOrder, Share, with_later
 from epochal.data_providers.protocol import (
     MAX_REQUEST_BYTES,
     MAX_REQUEST_SAMPLES,
@@ -59,6 +60,7 @@ class WeightedDataProvider:
     def __init__(self, sources: Sequence[Weighted], phases: Sequence[MixPhase] | None = None) -> None:
         phases = phases or (MixPhase(0, tuple(source.weight for source in sources)),)
         names = [source.name for source in sources]
+        self._names, self._phases = names, tuple(phases)
         self._order = ScheduledOrder(phases)
         self.schedule = tuple(
             (start, dict(zip(names, counts, strict=True)))
@@ -72,6 +74,15 @@ class WeightedDataProvider:
         self.description = DatasetDescription(f"a mix of {len(sources)} sources{changes}")
         facts = {"phases": len(self.schedule), "fingerprint": self.fingerprint}
         log.info("mix_opened", extra={"counts": self.schedule[0][1], **facts})
+
+    async def follow(self, later: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Give samples out by the weights to which the run has changed (`with_later`); the fingerprint stays.
+
+        Raises:
+            InvalidInput: as `with_later`.
+        """
+        phases = with_later(self._phases, self._names, later)
+        self._order = await asyncio.to_thread(ScheduledOrder, phases)
 
     @property
     def is_at_hand(self) -> bool:

@@ -75,6 +75,9 @@ COMMANDS = {
     "operate.rewind:rewind": (
         "Take a run back to a kept checkpoint, as after a spike of the loss. Without --to, list the kept ones."
     ),
+    "operate.change:change": (
+        "Change settings of a run from a step on, without a restart; without options, list its changes."
+    ),
     "operate.status:eject": "Remove a client from a run. Its key cannot join again.",
     "operate.status:absolve": (
         "Let a client join again that replays had convicted, or trust one again of which each result is replayed."

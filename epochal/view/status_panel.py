@@ -92,6 +92,9 @@ def status_parts(
         yield Text(f"An operator ends the run after round {status.finish_after}.", style="yellow")
     if status.rewound is not None:
         yield Text(f"The run was {shown_rewind(status.rewound, status.skipped_batches)}.", style="yellow")
+    for change in status.changes:
+        fields = "; ".join(map(str, change.fields))
+        yield Text(visible(f"From step {change.at_step}: {fields}"), style="yellow")
     if status.run_state is RunState.FINISHED:
         yield Text("The coordinator continues to serve the finished run until it is stopped.", style="dim")
     losses = [loss for _, loss in status.loss_history]

@@ -324,7 +324,7 @@ class ReplicaKeeper:
 
         Its update is fetched, and applied meanwhile, or made here of its results.
         """
-        header, now_s = UpdateHeader.of(outcome, self._merger.rule), asyncio.get_running_loop().time
+        header, now_s = UpdateHeader.of(outcome, self._merger.rule(outcome.step)), asyncio.get_running_loop().time
         if named is not None:
             try:
                 return await self._fetched_and_applied(named, header, start)

@@ -34,7 +34,7 @@ class OwnUpdates:
             Refused: `not-found`: the coordinator lacks a result.
             SpoolFull: the sum or a result finds no room.
         """
-        total = await self._merger.new_sum(layout)
+        total = await self._merger.new_sum(outcome.step, layout)
         for entry in outcome.entries:
             file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
             await self._merger.add(total, Weight.of(entry), file.view(), layout)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Self, TypeVar
+from typing import Self, TypeAlias, TypeVar
 
 from epochal.runtime.files.spool import DROPS_PAGES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
@@ -78,11 +78,15 @@ class HeldReplica:
         return self.replica.step
 
 
+MergeAt: TypeAlias = Callable[[int], MergeConfig]
+"""Returns how a run merges in a step."""
+
+
 class Merger:
     """Makes and applies the updates of one run.
 
     Args:
-        merge: how the run merges.
+        merge: how the run merges, or what returns it for a step, where that changes.
         spool: where sums, updates and new replicas are written.
         worker: a `WorkerThread` of its own; `InlineWorker` in virtual time. Closed by `aclose`.
         hasher: computes digests; another thread, so that a new replica is hashed while it is written. Closed too.
@@ -91,14 +95,13 @@ class Merger:
 
     def __init__(
         self,
-        merge: MergeConfig,
+        merge: MergeConfig | MergeAt,
         spool: Spool,
         worker: Worker,
         hasher: Worker | None = None,
         beside: Sequence[Worker] = (),
     ) -> None:
-        self._outer = OuterStep.of(merge)
-        self.rule = UpdateRule.of(merge)
+        self._merge_at = (lambda _: merge) if isinstance(merge, MergeConfig) else merge
         self._spool = spool
         self._worker = worker
         self._hasher = worker if hasher is None else hasher
@@ -106,7 +109,7 @@ class Merger:
         self._has_tried_loops = False
 
     @classmethod
-    def with_threads(cls, merge: MergeConfig, spool: Spool, new_worker: Callable[[str], Worker]) -> Self:
+    def with_threads(cls, merge: MergeConfig | MergeAt, spool: Spool, new_worker: Callable[[str], Worker]) -> Self:
         """Return a merger with workers of its own, so many that large replicas are written by all cores, or by some."""
         beside = [new_worker(f"epochal-merge-{number}") for number in range(2, min(MERGING_THREADS, _cores()) + 1)]
         return cls(merge, spool, new_worker("epochal-merge"), new_worker("epochal-digest"), beside)
@@ -119,10 +122,14 @@ class Merger:
         """
         await self._worker.run(verify_arithmetic)
 
-    async def new_sum(self, layout: TensorLayout) -> UpdateSum:
-        """Return a sum of no results. Raises `SpoolFull`."""
+    def rule(self, step: int) -> UpdateRule:
+        """Return how the update of a step is made."""
+        return UpdateRule.of(self._merge_at(step))
+
+    async def new_sum(self, step: int, layout: TensorLayout) -> UpdateSum:
+        """Return a sum of no results of a step. Raises `SpoolFull`."""
         await self._load_loops(layout)
-        return await self._worker.run(partial(room_for_sums, self._spool, layout, self.rule.mean))
+        return await self._worker.run(partial(room_for_sums, self._spool, layout, self.rule(step).mean))
 
     async def add(self, total: UpdateSum, weight: Weight, result: Buffer, layout: TensorLayout) -> None:
         """Add a result, which was checked, to a sum of the model, or of a slice of it.
@@ -207,7 +214,7 @@ class Merger:
             InternalError: an update that does not fit; the caller's bug.
         """
         if _is_small(start):
-            replica = await self._worker.run(lambda: _checked(partial(merge, start, update, self._outer)))
+            replica = await self._worker.run(lambda: _checked(partial(merge, start, update, self._outer(start))))
             return HeldReplica(replica, await self.digest(replica))
         return await self._written(start, update)
 
@@ -275,7 +282,7 @@ class Merger:
         await self._load_loops(start.layout)
         file, form = self._spool.file(), CheckpointForm(start.step + 1, start.layout, start.has_momentum)
         output = await self._worker.run(partial(_output, file, form))
-        merging = Merge(start, update, self._outer, output)
+        merging = Merge(start, update, self._outer(start), output)
 
         def compute(piece: Piece) -> None:
             verify_arithmetic()
@@ -286,6 +293,10 @@ class Merger:
 
         steps = ReplicaPass(form, output, self._lanes, self._hasher, self._dropping())
         return HeldReplica(merging.merged(), await steps.run(compute, ready, written), file)
+
+    def _outer(self, start: Replica) -> OuterStep:
+        """Return the outer step that follows a replica."""
+        return OuterStep.of(self._merge_at(start.step + 1))
 
     async def _load_loops(self, layout: TensorLayout) -> None:
         """Use compiled loops for a large model, if they are installed."""

@@ -45,6 +45,8 @@ CHECKPOINT = ("model.LLM.checkpoint",)
 
 COORDINATORS_OWN = ("run_state", "progress")
 """Lines that the coordinator rewrites; an edit there is neither applied nor refused."""
+PLANNED = "changes"
+"""The run keeps its own, which `epochal change` announces; a file that has another one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +78,24 @@ def runtime_changes(
     """
     goes_on = has_checkpoint and goes_on_from_its_own(new) and old.model.LLM.spec == new.model.LLM.spec
     changeable = (*CHANGEABLE, *CHECKPOINT) if goes_on else CHANGEABLE
-    changes = [
-        change for change in _differences("", old.to_plain(), new.to_plain()) if not _is_under(change, COORDINATORS_OWN)
-    ]
+    known = _planned(old)
+    own: tuple[str, ...] = COORDINATORS_OWN
+    if all(one in known for one in _planned(new)):
+        own = (*own, PLANNED)
+    changes = [change for change in differences(old, new) if not _is_under(change, own)]
     applied = tuple(change for change in changes if _is_under(change, changeable))
     refused = tuple(change for change in changes if not _is_under(change, changeable))
     return applied, refused
+
+
+def differences(old: StateFile, new: StateFile) -> tuple[Change, ...]:
+    """Return every difference between two state files, in the file's order."""
+    return tuple(_differences("", old.to_plain(), new.to_plain()))
+
+
+def _planned(state: StateFile) -> list[tuple[int, Any, Any]]:
+    """Return the file's changes without the lines that are the coordinator's."""
+    return [(change.at_step, change.values, change.mix) for change in state.changes]
 
 
 def goes_on_from_its_own(state: StateFile) -> bool:

@@ -39,6 +39,14 @@ class Rule:
     allowed: str
 
 
+class WrongPlaces(ValueError):
+    """A file is wrong in places that its model found itself. `mistakes` are these."""
+
+    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+        super().__init__("; ".join(map(str, mistakes)))
+        self.mistakes = mistakes
+
+
 def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) -> M:
     """Parse and validate a file named `source`. Raises `InvalidConfig` with every mistake."""
     tree = parse_tree(text, source)
@@ -47,6 +55,15 @@ def parse_file(model: type[M], rules: Sequence[Rule], text: str, source: str) ->
     except ValidationError as error:
         mistakes = _mistakes(known_places(model), rules, tree, error)
     raise InvalidConfig(source, mistakes)  # without its cause, whose text has what the mistakes hide
+
+
+def mistakes_in(model: type[BaseModel], rules: Sequence[Rule], tree: Mapping[str, Any]) -> tuple[Mistake, ...]:
+    """Return every mistake in a file's values."""
+    try:
+        model.model_validate(tree)
+    except ValidationError as error:
+        return _mistakes(known_places(model), rules, tree, error)
+    return ()
 
 
 def parse_tree(text: str, source: str) -> dict[str, Any]:
@@ -127,6 +144,8 @@ def _mistakes(
         mistakes.append(replace(wrong, allowed=allowed_at[path], nearest=None) if path in allowed_at else wrong)
     invalid = [path for kind, path in places if kind != "extra_forbidden"]
     mistakes.extend(broken_rules(known, rules, tree, invalid))
+    causes = (problem.get("ctx", {}).get("error") for problem in error.errors(include_url=False, include_input=False))
+    mistakes.extend(found for cause in causes if isinstance(cause, WrongPlaces) for found in cause.mistakes)
     return tuple(mistakes)
 
 

@@ -5,6 +5,8 @@
 `parse_state(dump_state(state)) == state`, so that the coordinator can rewrite the file at phase changes.
 """
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 import tomli_w
@@ -12,13 +14,15 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from epochal.state.checkpoint_parts import MAX_PART_BYTES, MIN_PART_BYTES
 from epochal.state.config.blob_place import OptionalBlobPlace, Origins
-from epochal.state.config.mistakes import broken_rules, parse_file
+from epochal.state.config.data_location import WeightedHttp
+from epochal.state.config.mistakes import WrongPlaces, broken_rules, mistakes_in, parse_file, show
 from epochal.state.config.model_table import LlmConfig
 from epochal.state.config.notify_table import NotifyConfig
+from epochal.state.config.planned_changes import AT_A_ROUND, MAX_CHANGES, PlannedChange, may_change, with_values
 from epochal.state.config.rules import RULES
 from epochal.state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
 from epochal.state.config.verify_table import VerifyConfig, with_psyches_percent
-from epochal.state.errors import InternalError
+from epochal.state.errors import InternalError, Mistake
 from epochal.state.intervals import DataIds
 from epochal.state.phase_names import RunState
 from epochal.state.share_ceiling import PARTS
@@ -284,6 +288,7 @@ class StateFile(Section):
     run: RunTable = RunTable()
     notify: NotifyConfig = NotifyConfig()
     verify: VerifyConfig | None = None
+    changes: Annotated[tuple[PlannedChange, ...], Field(strict=False, max_length=MAX_CHANGES)] = ()
 
     @model_validator(mode="before")
     @classmethod
@@ -295,7 +300,29 @@ class StateFile(Section):
         broken = broken_rules(known_places(StateFile), RULES, self.to_plain(), ())
         if broken:
             raise ValueError("; ".join(map(str, broken)))
+        wrong = tuple(_wrong_changes(self))
+        if wrong:
+            raise WrongPlaces(wrong)
         return self
+
+    def at(self, step: int) -> "StateFile":
+        """Return the file as the rounds of a step follow it: itself, or one without changes."""
+        due = [change for change in self.changes if change.at_step <= step]
+        if not due:
+            return self
+        values = (pair for change in due for pair in change.values.items())
+        return StateFile.model_validate(with_values(self.to_plain(), values) | {"changes": ()})
+
+    @property
+    def later_mixes(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
+        """The weights of the mix from a data index on, as far as it is known from which."""
+        size = self.config.data_indices_per_batch
+        found = {
+            change.first_batch * size: change.mix
+            for change in self.changes
+            if change.mix is not None and change.first_batch is not None
+        }
+        return tuple(sorted(found.items(), key=lambda pair: pair[0]))
 
     @property
     def first_batch(self) -> int:
@@ -313,6 +340,42 @@ class StateFile(Section):
             return StateFile.model_validate({**dict(self), "run_state": run_state, "progress": progress})
         except ValidationError as error:
             raise InternalError(f"a progress that breaks the state file's rules: {error}") from error
+
+
+def _wrong_changes(state: StateFile) -> Iterator[Mistake]:
+    """Yield what is wrong with the changes of a file that is right without them, each at its place."""
+    plain, step = state.to_plain() | {"changes": ()}, 0
+    for number, change in enumerate(state.changes):
+        place = f"changes.{number}"
+        if change.at_step <= step:
+            yield Mistake(f"{place}.at_step", show(change.at_step), f"above {step}, the step of the change before")
+        if not change.values and change.mix is None:
+            yield Mistake(place, "without a change", "`values`, `mix`, or both")
+        if change.mix is not None:
+            yield from _wrong_mix(state, change, place)
+        refused = [path for path in change.values if not may_change(path)]
+        if refused:
+            yield Mistake(f"{place}.values", ", ".join(refused), f"fields that may change: {', '.join(AT_A_ROUND)}")
+        changed = with_values(plain, (pair for pair in change.values.items() if pair[0] not in refused))
+        wrong, step = mistakes_in(StateFile, RULES, changed), change.at_step
+        yield from (replace(one, path=f"{place}.values.{one.path}") for one in wrong)
+        if wrong:
+            continue
+        plain, momentum = changed, changed["merge"]["outer_momentum"]
+        if (momentum > 0) is not state.merge.has_momentum:
+            kept = "above 0" if state.merge.has_momentum else "0"
+            why = f"{kept}, as at the run's start: replicas have momentum from the first on, or never"
+            yield Mistake(f"{place}.values.merge.outer_momentum", show(momentum), why)
+
+
+def _wrong_mix(state: StateFile, change: PlannedChange, place: str) -> Iterator[Mistake]:
+    location, weights = state.model.LLM.data_location, change.mix or {}
+    if not isinstance(location, WeightedHttp):
+        found = f"{{ {location.variant} = … }}"
+        why = f"no such table where model.LLM.data_location is {found}: a mix that clients read (`WeightedHttp`) has it"
+        yield Mistake(f"{place}.mix", show(weights), why)
+    if not any(weights.values()):
+        yield Mistake(f"{place}.mix", show(weights), "at least one weight above 0")
 
 
 def parse_state(text: str, source: str) -> StateFile:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 
 from epochal.state.config.data_location import (
     MAX_FILES,
@@ -55,6 +56,19 @@ def ensure_supported(state: StateFile, source: str, architectures: Collection[Ar
         raise Unsupported(source, found)
 
 
+def unsupported_changes(state: StateFile) -> Iterator[Mistake]:
+    """Yield what is not supported of the settings to which the file's changes lead."""
+    for number, change in enumerate(state.changes):
+        changed = state.at(change.at_step)
+        if changed.verify is not None and changed.verify.by == "replays":
+            known = {mistake.path for mistake in _unrepeatable(state)}
+            yield from (
+                replace(mistake, path=f"changes.{number}.values.{mistake.path}")
+                for mistake in _unrepeatable(changed)
+                if mistake.path not in known
+            )
+
+
 def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> Iterator[Mistake]:
     """Yield what is not supported; `allowed` is the line to write instead."""
     llm = state.model.LLM
@@ -64,6 +78,7 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
         yield Mistake("run_id", show(state.run_id), RUN_ID_LINE)
     if state.verify is not None and state.verify.by == "replays":
         yield from _unrepeatable(state)
+    yield from unsupported_changes(state)
     if llm.architecture not in architectures:
         trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
         yield Mistake("model.LLM.architecture", show(llm.architecture), trainable)

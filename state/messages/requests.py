@@ -15,6 +15,7 @@ from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.documents import MAX_SHARE, Count, HexBlake3, HexId, HexSha256, RewindMark
 from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId
+from epochal.state.messages.change_messages import AnnouncedChange
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.round_times import ResultMetrics as ResultMetrics
@@ -355,6 +356,7 @@ class RunStatus(WireDocument):
         attempt: number of earlier attempts at this step.
         rewound: the last time that an operator took the run back to a checkpoint; None if that never happened.
         skipped_batches: batches that were passed over as the run went back.
+        changes: settings that change from a step on, and are not in force yet.
     """
 
     run_id: str
@@ -401,6 +403,7 @@ class RunStatus(WireDocument):
     gpu_utilisation: float | None = None
     rewound: RewindMark | None = None
     skipped_batches: Count = 0
+    changes: tuple[AnnouncedChange, ...] = ()
 
 
 def join_message(run_id: str, nonce: str, public_key: str, coordinator_key: str, host: str) -> bytes:

@@ -33,12 +33,14 @@ class RunIdentity(WireDocument):
     """The identity of a run.
 
     Attributes:
-        state_file: as it was read last.
+        state_file: as it was read last, with all changes that are announced.
         config_sha256: the digest of the state file as clients see it.
         lineage: 16 random bytes in hex, anew whenever later documents become void.
         coordinator_key: the coordinator's raw Ed25519 public key in hex.
         compacted: the part of the journal that is kept as a proof; None if all of it is kept.
         rules_version: the rules of the machine by which the run was made.
+        applied_count: number of changes in force.
+        in_force: the state file with these; None without any.
     """
 
     state_file: StateFile
@@ -47,6 +49,8 @@ class RunIdentity(WireDocument):
     coordinator_key: str
     compacted: CompactedJournal | None = None
     rules_version: int = RULES_VERSION
+    applied_count: int = 0
+    in_force: StateFile | None = None
 
     def with_compacted(self, found: CompactedJournal) -> "RunIdentity":
         """Return the identity with this part of the journal as a proof; the same if a longer one is known."""
@@ -55,7 +59,17 @@ class RunIdentity(WireDocument):
 
     def with_state_file(self, state_file: StateFile) -> "RunIdentity":
         """Return the identity with an edited state file, and the digest of that file as clients see it."""
-        return replace(self, state_file=state_file, config_sha256=document_digest(config_json(state_file)))
+        found = replace(self, state_file=state_file, config_sha256=document_digest(config_json(state_file)))
+        return found._with_applied(self.applied_count)
+
+    def at(self, step: int) -> "RunIdentity":
+        """Return the identity with the changes up to a step in force; the same if they are already."""
+        count = sum(change.at_step <= step for change in self.state_file.changes)
+        return self if count == self.applied_count else self._with_applied(count)
+
+    def _with_applied(self, count: int) -> "RunIdentity":
+        file = self.state_file
+        return replace(self, applied_count=count, in_force=file.at(file.changes[count - 1].at_step) if count else None)
 
 
 def lineage_of(seed: str) -> str:

@@ -208,7 +208,8 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
         if one.verifier == name and (not task.is_disputed or has_others):
             message = f"verifier {name} has reported the result of step {report.step} of client {report.client_id}"
             raise Refused(Refusal.ALREADY_COMMITTED, message)
-    pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
+    local_steps = run.identity.state_file.at(report.step).merge.local_steps
+    pair = distances_key(report.result_class, report.replay_class, local_steps)
     found = Reported(name, report, tolerance_of(verification.distances.get(pair)))
     members = heard(run.members, run, name)
     task = replace(task, reports=(*task.reports, found))
@@ -218,7 +219,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     run = run.with_parts(members)
     match verdict:
         case "passed":
-            return run.with_parts(_passed(members, task, run.state_file.merge.local_steps)), told
+            return run.with_parts(_passed(members, task, local_steps)), told
         case "unclear":
             return run.with_parts(_settled(members, task, dropped=1)), told
         case "convicted":
@@ -261,7 +262,8 @@ def _tested(run: Run, event: ReplayReported, test: OpenReplay) -> Handled:
     """Return the run after a doubted verifier computed a result again of which the answer is known."""
     members, report = heard(run.members, run, event.verifier), event.report
     verification = members.verification
-    pair = distances_key(report.result_class, report.replay_class, run.state_file.merge.local_steps)
+    local_steps = run.identity.state_file.at(report.step).merge.local_steps
+    pair = distances_key(report.result_class, report.replay_class, local_steps)
     is_wrong = abs(report.excess - test.answer) > tolerance_of(verification.distances.get(pair))
     after = replace(verification.verifiers[event.verifier], doubt="", failed_tests=(), is_refused=is_wrong)
     verification = replace(verification, verifiers={**verification.verifiers, event.verifier: after})

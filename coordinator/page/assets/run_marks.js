@@ -12,6 +12,7 @@ export const MARKS = {
   checkpoint: { sign: "◆", label: "checkpoint", colour: "--series-4", isLow: true },
   rewound: { sign: "↶", label: "rewound to here", colour: "--series-2", isLine: true },
   paused: { sign: "‖", label: "paused", colour: "--series-3", isLine: true },
+  changed: { sign: "✎", label: "settings changed", colour: "--series-1", isLine: true },
   stood: { sign: "✕", label: "no rounds", colour: "--series-3", isLine: true },
 };
 
@@ -47,6 +48,15 @@ export function marksOf(of, checkpoints, actions) {
   for (const { arguments: { to_step: step } } of actions.filter(({ name }) => name === "rewind")) {
     const place = of.step.findIndex((one) => one >= step);
     if (place >= 0) add(place, "rewound", `rewound to step ${whole(step)}`);
+  }
+  const changes = new Set();
+  for (const { name, arguments: { at_step: step } = {} } of actions) {
+    if (name === "change") changes.add(step);
+    if (name === "withdraw change") changes.delete(step);
+  }
+  for (const step of changes) {
+    const place = of.step.findIndex((one) => one >= step);
+    if (place >= 0) add(place, "changed", `settings changed from step ${whole(step)}`);
   }
   const gaps = of.started_s.slice(1).map((at, place) => at - of.ended_s[place]), paused = new Set();
   for (const { at_s: at } of actions.filter(({ name }) => name === "pause")) {

@@ -91,7 +91,7 @@ class StoredRun:
 
     async def now(self) -> RunView:
         run = await self._run()
-        state = run.state_file
+        state = run.identity.state_file
         return RunView(
             state, run.models.spec or state.model.LLM.spec, run.models.checkpoints, run.clock.phase is RunState.FINISHED
         )

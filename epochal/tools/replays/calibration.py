@@ -109,7 +109,7 @@ class Calibration:
         start = await self._replicas.at(outcome.step - 1, Blake3(outcome.replica_digest))
         work = WorkOfRound(outcome.step, entry.assignment, setup.cold_start_step)
         own = await self._trainers.of(setup)
-        merge, precision = own.state.merge, own.computed.partition("/")[0]
+        merge, precision = own.state.at(outcome.step).merge, own.computed.partition("/")[0]
         computed: list[tuple[str, Tensors]] = []
         for other_precision, rows in _variants(precision, varies=varies):
             try:

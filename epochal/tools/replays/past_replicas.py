@@ -108,7 +108,7 @@ class PastReplicas:
             self.forget()
             raise InvalidDocument(f"the outcome of step {step} was attested on another replica than {held.digest}")
         file = await self._download.fetch(await self._requests.update(step))
-        header = UpdateHeader.of(outcome, self._merger.rule)
+        header = UpdateHeader.of(outcome, self._merger.rule(outcome.step))
         return await self._merger.applied(held.replica, decode_update(file.view(), header, held.replica.layout))
 
     def _keep(self, held: HeldReplica) -> HeldReplica:

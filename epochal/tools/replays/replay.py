@@ -46,7 +46,7 @@ class WorkOfRound:
     cold_start_step: int | None
 
     def plan(self, state: StateFile) -> RoundPlan:
-        """Return its local steps; `state` is the run's, as it was in the round."""
+        """Return its local steps; `state` is the run's, with the changes up to the round."""
         return plan_of(state, self.step, self.assignment, self.cold_start_step)
 
 
@@ -168,6 +168,7 @@ class Replays:
             DataError, TrainerFailed, InvalidDocument: as `difference`.
         """
         header, found = decode_result(result, start.layout)
+        check_comparable(self.state.at(work.step).merge.codec_name)
         if header.start:
             raise InvalidInput(
                 f"the result of {header.client_id} in step {header.step} began with the outer step of its own last one "

@@ -243,7 +243,7 @@ async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -
     async with contextlib.AsyncExitStack() as closing:
         spool, worker = Spool(options.spool_folder), WorkerThread("epochal-codec")
         closing.push_async_callback(worker.aclose)
-        merger = Merger.with_threads(state.merge, spool, WorkerThread)
+        merger = Merger.with_threads(run.merge_at, spool, WorkerThread)
         closing.push_async_callback(merger.aclose)
         await merger.verify()
         most, kept = state.verify.within + REPLICAS_BEYOND, partial(requests.repeated, client.checkpoints)

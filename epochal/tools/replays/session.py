@@ -10,6 +10,7 @@ from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.retry import RetryPolicy
+from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.phase_names import RunState
@@ -80,6 +81,7 @@ class FollowedRun:
 
     Attributes:
         document: the newest run document; None before the first.
+        state: the state file that it names.
         on_restored: called when the run's history has changed.
     """
 
@@ -89,6 +91,7 @@ class FollowedRun:
         self._feed = DocumentFeed(requests)
         self._rounds: dict[int, RoundSetup] = {}
         self.document: RunDocument | None = None
+        self.state: StateFile | None = None
 
     @property
     def has_ended(self) -> bool:
@@ -98,6 +101,8 @@ class FollowedRun:
     async def next(self) -> RunDocument:
         """Return the next run document, as soon as there is one."""
         document = await self._feed.next(WAIT_S)
+        if self.document is None or self.document.config_sha256 != document.config_sha256:
+            self.state = await self._requests.config(Sha256(document.config_sha256))
         if self.document is not None and self.document.lineage != document.lineage:
             log.warning("run_restored", extra={"before": self.document.lineage, "after": document.lineage})
             self._rounds.clear()
@@ -108,6 +113,11 @@ class FollowedRun:
             while len(self._rounds) > MAX_ROUNDS:
                 del self._rounds[min(self._rounds)]
         return document
+
+    def merge_at(self, step: int) -> MergeConfig:
+        """Return how the run merges in a step."""
+        assert self.state is not None, "the run is followed"
+        return self.state.at(step).merge
 
     async def run(self) -> None:
         """Follow the run until cancelled."""

@@ -70,7 +70,7 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
             raise StoreFailed(f"{store.name} has no checkpoint: there is nothing to compute again")
         kept = [outcome for step, outcome in models.outcomes.items() if step > models.checkpoints[0].step]
         drawn = _drawn(kept, count, seed)
-        access = RunAccess(run.state_file, models.spec, no_ticket)
+        access = RunAccess(run.identity.state_file, models.spec, no_ticket)
         found: list[StoredReplay] = []
         async with opened_replays(access, dependencies) as replays:
             replays.check_data(run.data.fingerprint)
@@ -109,5 +109,6 @@ async def _compared(run: Run, replays: Replays, entry: OutcomeEntry, start: Repl
     except (DataError, TrainerFailed, InvalidInput) as error:
         return StoredReplay(step, entry.client_id, obstacle=error.message)
     far, classes = found.distance, (found.result_class, found.replay_class)
-    known = run.members.verification.distances.get(distances_key(*classes, run.state_file.merge.local_steps))
+    local_steps = run.identity.state_file.at(step).merge.local_steps
+    known = run.members.verification.distances.get(distances_key(*classes, local_steps))
     return StoredReplay(step, entry.client_id, far.excess, tolerance_of(known), far.norm_ratio, far.cosine, *classes)

@@ -115,7 +115,7 @@ async def _stored(place: str, *, audits: bool) -> RunRecord:
         total_steps=run.state_file.config.total_steps,
         epoch=run.progress.epoch,
         tokens=run.tokens_applied,
-        config=config_json(run.state_file),
+        config=config_json(run.identity.state_file),
         rows=tuple(history.rows),
         details=details,
         members=tuple(rows),

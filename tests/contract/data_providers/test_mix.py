@@ -10,7 +10,7 @@ import pytest
 from epochal.data_providers.mixes import weighted
 from epochal.data_providers.mixes.mixture import PERIOD
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
-from epochal.data_providers.open_data import open_provider
+from epochal.data_providers.open_data import follow_mix, open_provider
 from epochal.data_providers.protocol import (
     CorruptData,
     DataProvider,
@@ -252,3 +252,23 @@ async def test_mix_closes_every_source_though_one_fails_at_it() -> None:
     for source in (sources[0], sources[2]):
         with pytest.raises(InternalError):
             await source.get_samples(DataIds(0, 0))
+
+
+async def test_mix_follows_the_weights_to_which_its_run_has_changed(tmp_path: Path) -> None:
+    write_sources(tmp_path)
+    place = str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), ({"Local": "de.bin"}, 1)))
+    location = {"model__LLM__data_location": {"WeightedHttp": place}}
+    changes = [{"at_step": 3, "mix": {"1": 1.0}, "first_batch": 20}]
+    state, changed = state_file(**location), state_file(**location, changes=changes)
+    plain = await open_provider(state, lambda: "", OWNERS)
+    assert isinstance(plain, WeightedDataProvider)
+    opened_later = await open_provider(changed, lambda: "", OWNERS)
+    assert opened_later.fingerprint == plain.fingerprint, "members agree on the data, whenever they open them"
+    first = 20 * state.config.data_indices_per_batch
+    before = (await plain.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
+    await follow_mix(plain, changed)
+    for provider in (plain, opened_later):
+        rows = (await provider.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
+        assert rows[:first] == before[:first]
+        assert rows[first:] == [1000 + first // 2 + number for number in range(10)]
+        await provider.aclose()

@@ -120,7 +120,7 @@ def handlers_of(
 def update_maker_of(handlers: Handlers, spool: Spool | None = None) -> UpdateMaker:
     """Return what makes the updates of a service's run; it uses no threads."""
     spool = spool or Spool(Path(tempfile.gettempdir()))
-    return UpdateMaker(handlers.intake, Merger(handlers.service.run.state_file.merge, spool, InlineWorker()), spool)
+    return UpdateMaker(handlers.intake, Merger(handlers.service.merge_at, spool, InlineWorker()), spool)
 
 
 @contextlib.asynccontextmanager

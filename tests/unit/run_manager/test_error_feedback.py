@@ -42,11 +42,11 @@ def outcome(step: int, *results: tuple[ClientId, str]) -> Outcome:
 
 
 def new_feedback() -> ErrorFeedback:
-    return ErrorFeedback(Spool(SPOOL_PARENT), ME, DECAY)
+    return ErrorFeedback(Spool(SPOOL_PARENT), ME)
 
 
 def publish(feedback: ErrorFeedback, step: int, attempt: int = 0, lineage: str = LINEAGE) -> TensorStream:
-    file = feedback.encode(header(step, attempt), lineage, DIFFERENCE)
+    file = feedback.encode(header(step, attempt), lineage, DIFFERENCE, DECAY)
     feedback.published(file.sha256())
     return file
 
@@ -96,7 +96,7 @@ def test_feedback_of_another_attempt_begins_where_the_first_did() -> None:
 def test_feedback_of_a_result_that_was_never_published_is_not_taken() -> None:
     feedback = new_feedback()
     apply(feedback, 1)
-    feedback.encode(header(2), LINEAGE, DIFFERENCE)  # overtaken
+    feedback.encode(header(2), LINEAGE, DIFFERENCE, DECAY)  # overtaken
     feedback.settle(outcome(2, (OTHER, "00" * 32)))
     assert is_round(publish(feedback, 3), 2)
 
@@ -134,7 +134,7 @@ def test_feedback_is_dropped_when_the_run_was_restored() -> None:
 
 
 def test_feedback_that_finds_no_room_is_sent_and_then_gone() -> None:
-    feedback = ErrorFeedback(Spool(SPOOL_PARENT, max_bytes=2 * layout_of(DIFFERENCE).size_bytes), ME, DECAY)
+    feedback = ErrorFeedback(Spool(SPOOL_PARENT, max_bytes=2 * layout_of(DIFFERENCE).size_bytes), ME)
     apply(feedback, 1)
     held = feedback._spool.file().prepared(layout_of(DIFFERENCE).size_bytes)
     file = publish(feedback, 2)
@@ -147,8 +147,8 @@ def test_feedback_that_finds_no_room_is_sent_and_then_gone() -> None:
 def test_feedback_of_another_model_is_not_used() -> None:
     feedback = new_feedback()
     apply(feedback, 1)
-    file = feedback.encode(header(2), LINEAGE, {"b": DIFFERENCE["b"]})
-    assert decode_result(file.to_bytes(), layout_of({"b": DIFFERENCE["b"]}))[0] == header(2)
+    file = feedback.encode(header(2), LINEAGE, {"b": DIFFERENCE["b"]}, DECAY)
+    assert decode_result(file.to_bytes(), layout_of({"b": DIFFERENCE["b"]}, DECAY))[0] == header(2)
     assert np.array_equal(file.tensors()["b"], expected(1)["b"])
 
 
@@ -165,7 +165,7 @@ def test_residuals_take_two_files_of_the_spool() -> None:
 
 def publish_from(feedback: ErrorFeedback, step: int, start: str) -> TensorStream:
     """A result that was trained before its round, from another result of this client."""
-    file = feedback.encode(replace(header(step), start=start), LINEAGE, DIFFERENCE)
+    file = feedback.encode(replace(header(step), start=start), LINEAGE, DIFFERENCE, DECAY)
     feedback.published(file.sha256())
     return file
 

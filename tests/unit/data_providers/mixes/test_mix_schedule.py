@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochal.data_providers.mixes.mixture import MAX_PHASES, PERIOD, MixPhase, ScheduledOrder
+from epochal.data_providers.mixes.mixture import MAX_PHASES, PERIOD, MixPhase, ScheduledOrder, with_later
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import MAX_INDEX, DataIds
 
@@ -99,3 +99,30 @@ def test_phases_that_do_not_begin_at_zero_and_ascend_are_refused(starts: list[in
 def test_phase_with_weights_that_are_none_is_refused(weights: tuple[float, ...]) -> None:
     with pytest.raises(InvalidInput, match=r"weight|a mix of 0 sources"):
         ScheduledOrder([MixPhase(0, weights)])
+
+
+@settings(max_examples=25, deadline=None)
+@given(weight_lists, st.lists(lengths, min_size=5, max_size=5), st.integers(1, 70_000), st.data())
+def test_later_weights_leave_no_sample_out_and_repeat_none(
+    weights: list[list[float]], lengths: list[int], start: int, data: st.DataObject
+) -> None:
+    """Before its first data index everything is as it was; from there each source continues where it is."""
+    phases, names = phases_of(weights, lengths), [f"source {number}" for number in range(len(weights[0]))]
+    new = data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from([0.0, 1.0, 3.0]), min_size=1))
+    new |= {names[0]: 2.0}
+    later = [(start, new), (start + 70_001, {"0": 1.0})]
+    order = ScheduledOrder(with_later(phases, names, later))
+    stop = start + 70_100
+    sources, locals_ = order.locate(np.arange(stop, dtype=np.int64))
+    before = ScheduledOrder(phases).locate(np.arange(start, dtype=np.int64))
+    assert (sources[:start].tolist(), locals_[:start].tolist()) == (before[0].tolist(), before[1].tolist())
+    for number in range(len(names)):
+        assert locals_[sources == number].tolist() == list(range(int((sources == number).sum())))
+    shares = np.bincount(sources[start : start + 70_000], minlength=len(names)) / 70_000
+    total = sum(new.values())
+    assert np.allclose(shares, [new.get(name, 0.0) / total for name in names], atol=0.001)
+
+
+def test_later_weights_name_sources_of_the_mix() -> None:
+    with pytest.raises(InvalidInput, match="no source 'fr'; its sources are 'en', 'de'"):
+        with_later([MixPhase(0, (1, 1))], ["en", "de"], [(5, {"fr": 1.0})])

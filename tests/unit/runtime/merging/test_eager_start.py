@@ -53,7 +53,7 @@ async def test_start_is_the_outer_step_with_the_decoded_result(
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(merger_module, "MERGED_IN_MEMORY_BYTES", limit_bytes)  # in a file, or in memory
         start = await start_of(replica, result)
-    outer = Merger(MERGE, Spool(SPOOL_PARENT), InlineWorker())._outer
+    outer = Merger(MERGE, Spool(SPOOL_PARENT), InlineWorker())._outer(replica)
     wanted = [oracle(float(a), float(b), float(c), outer)[0] for a, b, c in zip(theta, v, own, strict=True)]
     assert bits_of(start.parameters["w"]) == bits_of(np.array(wanted, np.float32))
     assert start.step == 5

@@ -82,7 +82,7 @@ async def test_merge_that_diverges_says_so_and_ends_its_digest(tmp_path: Path, k
 
 async def summed(merger: Merger) -> UpdateSum:
     """Return the sum of two results."""
-    total = await merger.new_sum(start().layout)
+    total = await merger.new_sum(5, start().layout)
     for number in (1, 2):
         total.add(Weight(number), tensors(10 + number))
     return total
@@ -94,8 +94,8 @@ async def test_update_and_its_replica_are_those_of_the_rule(
     tmp_path: Path, kind: str, update: Literal["int4", "int8", "exact"]
 ) -> None:
     merger, arrival = merger_of(kind, CONFIG.model_copy(update={"update": update}), tmp_path), Arrival()
-    header = UpdateHeader("test-run", 5, "ab" * 32, merger.rule.codec)
-    wanted = update_bytes(header, merger.rule, start().layout, [(Weight(1), tensors(11)), (Weight(2), tensors(12))])
+    header = UpdateHeader("test-run", 5, "ab" * 32, merger.rule(5).codec)
+    wanted = update_bytes(header, merger.rule(5), start().layout, [(Weight(1), tensors(11)), (Weight(2), tensors(12))])
     async with asyncio.TaskGroup() as group:
         making = group.create_task(merger.made(await summed(merger), header, start(), arrival))
         kept = b"".join([piece async for piece in arrival.pieces()])
@@ -108,7 +108,7 @@ async def test_update_and_its_replica_are_those_of_the_rule(
 async def test_update_comes_piece_by_piece_while_it_is_made(tmp_path: Path) -> None:
     """Its first bytes can be read when its first piece is written, and are the header alone before."""
     merger, arrival, sizes = merger_of("inline", CONFIG, tmp_path), Arrival(), list[int]()
-    header = UpdateHeader("test-run", 5, "ab" * 32, merger.rule.codec)
+    header = UpdateHeader("test-run", 5, "ab" * 32, merger.rule(5).codec)
     noted = arrival.advance
 
     def advance(file: SpoolFile, verified_bytes: int, size_bytes: int) -> None:

@@ -1,0 +1,81 @@
+"""Messages of an operator on settings that change from a step on."""
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+
+from epochal.state.config.changes import Change, differences
+from epochal.state.config.mistakes import show
+from epochal.state.config.planned_changes import ChangedValues, MixWeights
+from epochal.state.config.state_file import StateFile
+from epochal.state.documents import Count
+from epochal.state.wire_document import WireDocument
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest(WireDocument):
+    """A change to announce (`POST …/changes`).
+
+    Attributes:
+        at_step: the first step with the new settings.
+        values: the new value of each field, by its dotted path in the state file.
+        mix: the weights of the mix's sources, by name; None leaves them as they are.
+    """
+
+    at_step: Annotated[int, Field(ge=1)]
+    values: ChangedValues = field(default_factory=dict)
+    mix: MixWeights = None
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange(WireDocument):
+    """A field that changes: its dotted path, and its value before and after as a state file spells it."""
+
+    path: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        return str(Change(self.path, self.before, self.after))
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedChange(WireDocument):
+    """What changes at a step.
+
+    Attributes:
+        is_in_force: whether the step's first round has begun.
+        fields: that differ from the step before.
+    """
+
+    at_step: Count
+    is_in_force: bool
+    fields: tuple[FieldChange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeList(WireDocument):
+    """A run's changes (`GET …/changes`).
+
+    Attributes:
+        first_step: the first step whose settings can still change.
+        changes: in the order of their steps.
+    """
+
+    first_step: Count
+    changes: tuple[AnnouncedChange, ...]
+
+
+def announced_changes(state: StateFile, applied_count: int) -> tuple[AnnouncedChange, ...]:
+    """Return the changes of a run's state file, of which the first so many are in force."""
+    found, before, mix = [], state.at(0), "as its file says"
+    for number, change in enumerate(state.changes):
+        after = state.at(change.at_step)
+        fields = [FieldChange(one.path, one.before, one.after) for one in differences(before, after)]
+        if change.mix is not None:
+            fields.append(FieldChange("mix", mix, show(change.mix)))
+            mix = show(change.mix)
+        found.append(AnnouncedChange(change.at_step, number < applied_count, tuple(fields)))
+        before = after
+    return tuple(found)
