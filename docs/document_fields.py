@@ -195,6 +195,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "ResultsPage.results[].norm",
         "RunDocument.round.usual_norm",
         "Welcome.sequence_*",
+        "Welcome.mean_bytes",
     ),
 }
 """The rule of each field that needs one, by patterns of its name in which `*` represents any characters."""

@@ -37,7 +37,7 @@ _COLUMN: np.dtype[Any] = np.dtype("<i8")
 
 
 class Columns(IntFlag):
-    """What follows the tokens, in this order."""
+    """The columns that may follow the tokens, in this order."""
 
     LABELS = 1
     POSITION_IDS = 2

@@ -125,13 +125,14 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """The round's result: `rows_loaded` as in `rounds.RoundEnd`; the rest is valid in the first process only."""
+    """The round's result: `rows_loaded` as in `rounds.RoundEnd`, `sample_tokens` of this process; the rest of the first."""
 
     nats: float
     token_count: int
     steps_taken: int
     rows_loaded: int
     gradient_norm: float | None = None
+    sample_tokens: int = 0
     kind: Literal["done"] = "done"
 
 

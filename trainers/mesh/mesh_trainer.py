@@ -3,6 +3,7 @@
 import itertools
 import logging
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NoReturn, Self
 
@@ -90,7 +91,7 @@ class MeshTrainer:
             self._log_rows(plan, [found.rows_loaded for found in done])
             loss = Loss(first.nats, first.token_count)
             made = partial(TrainedRound.of, plan.step, end.difference, loss, first.gradient_norm)
-            return await self._worker.run(made)
+            return replace(await self._worker.run(made), sample_tokens=sum(one.sample_tokens for one in done))
 
     async def _trained(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], end: "_RoundEnd"

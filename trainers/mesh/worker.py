@@ -98,7 +98,9 @@ class MeshWorker:
                 end = await self._rounds.train(task, tensors, self._data(task.plan, group))
         except BaseExceptionGroup as failed:
             return self._failure(first_error(failed), task.plan)
-        return RoundDone(float(end.loss.nats), end.loss.token_count, end.step_count, end.rows_loaded, end.gradient_norm)
+        tokens = 0 if self._receiver is None else self._receiver.token_count
+        loss, steps = end.loss, end.step_count
+        return RoundDone(float(loss.nats), loss.token_count, steps, end.rows_loaded, end.gradient_norm, tokens)
 
     def _connect(self) -> None:
         self._use_device()  # of this thread, in which all operations of torch follow

@@ -203,7 +203,7 @@ async def assert_trains_as_alone(
         found, _ = await rounds(trainer, PLAN, START, nothing, 2)
     trainer.roll_back_inner_state()
     assert_alike(found, wanted)
-    assert {one.token_count for one in found} == {21 * SEQ_LEN}
+    assert {(one.token_count, one.sample_tokens) for one in found} == {(21 * SEQ_LEN, 21 * SEQ_LEN)}
     loaded = [record.__dict__["rows_loaded"] for record in caplog.records if record.getMessage() == "mesh_round"]
     assert [sum(rows) for rows in loaded] == [21, 21], "each row once"
     for number in range(options.process_count):

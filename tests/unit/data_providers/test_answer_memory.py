@@ -115,7 +115,7 @@ def test_request_that_is_cancelled_holds_nothing() -> None:
     run_virtually(main())
 
 
-def test_answer_that_is_smaller_than_it_might_be_gives_the_rest_back_at_once() -> None:
+def test_answer_smaller_than_its_bound_gives_the_rest_back_at_once() -> None:
     async def main() -> None:
         order = Order(memory_of(20))
         async with asyncio.TaskGroup() as tasks, order.memory.hold(GREEDY, 20) as shrink:

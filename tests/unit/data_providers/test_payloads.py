@@ -70,9 +70,7 @@ def test_arbitrary_bytes_are_samples_or_refused(payload: bytes) -> None:
 
 
 @given(batches(), st.data())
-def test_damaged_payload_is_refused_or_has_another_content_of_the_same_size(
-    batch: TokenBatch, data: st.DataObject
-) -> None:
+def test_damaged_payload_is_refused_or_has_the_same_size(batch: TokenBatch, data: st.DataObject) -> None:
     payload = bytearray(payload_of(batch))
     place = data.draw(st.integers(0, len(payload) - 1))
     payload[place] ^= data.draw(st.integers(1, 255))

@@ -112,7 +112,7 @@ RECORD = '{"prompt": "what?", "completion": "so"}'
 PACKED = {"model__LLM__data_type": "Finetuning", "config__init_min_clients": 1, **SERVED}
 
 
-def test_check_opens_the_records_that_a_data_server_serves_to_a_run_that_packs(tmp_path: Path) -> None:
+def test_check_opens_the_records_that_a_data_server_serves(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text(f"{RECORD}\n{RECORD}")
     checked(tmp_path, state_text(**PACKED), 'dir = "data"').expect(0, "fits it")

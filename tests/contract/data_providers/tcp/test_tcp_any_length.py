@@ -147,8 +147,8 @@ async def test_shuffle_of_the_data_file_is_the_orders(tmp_path: Path) -> None:
         files, port = await served(stack, tmp_path / "data", f"shuffle_seed = {SEED}")
         over_tcp = await opened_over_tcp(stack, port)
         state, path = packing_state("Dummy"), str(tmp_path / "data.toml")
-        same = await open_provider(state, None, OWNERS, path)
-        plain = await open_provider(state, None, OWNERS, str(tmp_path / "data"))
+        same = await open_provider(state, lambda: "", OWNERS, path)
+        plain = await open_provider(state, lambda: "", OWNERS, str(tmp_path / "data"))
         for one in (same, plain):
             stack.push_async_callback(one.aclose)
         assert files.fingerprint == over_tcp.fingerprint == same.fingerprint != plain.fingerprint

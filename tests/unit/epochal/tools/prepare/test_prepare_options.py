@@ -72,5 +72,6 @@ def test_the_files_of_a_run_are_valid_and_fit(vocabulary: int, size: int, sample
     data = parse_data_config(data_text("train", size, 512, bytes(32)), "data.toml")
     check_together(state, "state.toml", data, "data.toml")
     assert (state.model.LLM.spec.hf or {"vocab_size": 256})["vocab_size"] == vocabulary
+    assert data.token_size is not None
     assert data.token_size.size_bytes == size
     assert state.config.data_fingerprint == "ab" * 32
