@@ -75,7 +75,7 @@ class MeshWorker:
         self._packs = self._state.model.LLM.data_type is DataType.FINETUNING
         self._packing: Packing | None = None
         self._provider: DataProvider | None = None
-        self._received: AssignedBatches | None = None
+        self._receiver: AssignedBatches | None = None
         self._ticket = ""
         self._document_version = 0
 
@@ -91,7 +91,7 @@ class MeshWorker:
     async def take_part(self, task: RoundTask, tensors: AgentTensors) -> RoundDone | Failed:
         """Take part in a round and return the answer."""
         self._ticket, self._document_version = task.ticket, task.document_version
-        self._received = None
+        self._receiver = None
         assert self._rounds is not None
         try:
             async with asyncio.TaskGroup() as group:
@@ -138,12 +138,12 @@ class MeshWorker:
         fetcher = DataFetcher(self._provider, settings, system_jitter, self._model.vocabulary)
         if self._packs:
             packing = self._packing = self._packing or self._open_packing()
-            self._received = packing.rows_of(plan.assignment, fetcher.fetch_data(plan.assignment, group))
+            self._receiver = packing.rows_of(plan.assignment, fetcher.fetch_data(plan.assignment, group))
         else:
             # Processes share batches; for this fetcher each data index is a batch.
             indices = loaded_indices(plan, self._layout, self._start.process)
-            self._received = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
-        return self._received
+            self._receiver = fetcher.fetch_data([ids.to_batches(1) for ids in indices], group)
+        return self._receiver
 
     def _open_packing(self) -> Packing:
         permissions = self._start.options.permissions
@@ -177,7 +177,7 @@ class MeshWorker:
 
     def _failed_batch(self, plan: RoundPlan) -> BatchId | None:
         """Return the batches of the data indices that could not be fetched or encoded."""
-        failed = None if self._received is None else self._received.failed_batch
+        failed = None if self._receiver is None else self._receiver.failed_batch
         if failed is None or self._packs:
             return failed
         return failed.to_data_ids(1).to_batches(plan.data_indices_per_batch)
