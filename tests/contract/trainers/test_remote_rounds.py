@@ -56,6 +56,19 @@ async def test_inner_state_is_kept_only_of_rounds_that_count() -> None:
                     trainer.roll_back_inner_state()
 
 
+async def test_forgotten_inner_state_is_in_no_later_round() -> None:
+    async with remote("keep") as (there, _):
+        await train(there, samples(9, 0))
+        there.commit_inner_state()
+        there.forget_inner_state()
+        here = local("keep")
+        for number in (1, 2):
+            data = samples(9, number)
+            assert_close(await train(there, data), await train(here, data))
+            here.commit_inner_state()
+            there.commit_inner_state()
+
+
 async def test_inner_state_outlives_a_round_that_could_not_begin() -> None:
     here, bad = local("keep"), {"w": np.zeros(1, np.float32)}
     async with remote("keep") as (there, _):

@@ -27,6 +27,9 @@ class _CountingTrainer(NullTrainer):
     def roll_back_inner_state(self) -> None:
         self.fate.append("roll back")
 
+    def forget_inner_state(self) -> None:
+        self.fate.append("forget")
+
 
 def _outcome(*results: str) -> Outcome:
     entries = tuple(
@@ -59,3 +62,12 @@ def test_two_undecided_results_are_settled_in_their_order() -> None:
     results.settle(_outcome("a"))  # applied again, as the replica is rebuilt
     results.settle(replace(_outcome("c"), step=2))
     assert trainer.fate == ["commit", "roll back"]
+
+
+def test_client_that_starts_over_forgets_its_own_results() -> None:
+    trainer = _CountingTrainer()
+    results = OwnResults(trainer, Spool(SPOOL_PARENT), InlineWorker())
+    results.published(1, Sha256("a" * 64))
+    results.start_over()
+    results.settle(_outcome("a"))  # of the other branch, in which its result has the same bytes
+    assert trainer.fate == ["roll back", "forget", "roll back"]

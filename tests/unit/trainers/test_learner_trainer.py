@@ -158,6 +158,17 @@ async def test_numpy_inner_state_is_tentative_until_committed() -> None:
     assert await difference(twin) == second
 
 
+async def test_numpy_trainer_that_forgets_begins_as_a_new_one() -> None:
+    trainer = numpy_trainer()
+    first = await difference(trainer)
+    trainer.commit_inner_state()
+    second = await difference(trainer)
+    assert second != first
+    trainer.forget_inner_state()
+    trainer.commit_inner_state()  # nothing is left that could count
+    assert await difference(trainer) == first
+
+
 async def test_numpy_inner_state_reset_begins_every_round_without() -> None:
     trainer = numpy_trainer("reset")
     first = await difference(trainer)

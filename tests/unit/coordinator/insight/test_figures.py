@@ -21,6 +21,7 @@ from epochal.state.messages.history_rows import ClientFigures, RoundColumns, Rou
 from epochal.state.messages.requests import FailureReport, ResultCommitment, ResultMetrics
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
+from tests.support.data.figure_rows import row as row_of
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, client, digest_of
 
@@ -235,3 +236,19 @@ def test_thinned_rows_stand_for_the_same_rounds(whole: list[RoundFigures], most:
         assert once.loss is None or twice.loss == pytest.approx(once.loss)
         assert once.loss is None or twice.gradient_norm == pytest.approx(2 * once.loss)
     assert RoundColumns.of(found).rows() == found
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=6), st.integers(1, 60))
+def test_rows_of_two_branches_are_merged_only_if_there_are_too_many(groups: list[tuple[int, bool]], most: int) -> None:
+    kinds = [(branch, dropped) for branch, (count, dropped) in enumerate(groups) for _ in range(count)]
+    whole = [
+        replace(row_of(number), branch=branch, dropped_rounds=int(dropped))
+        for number, (branch, dropped) in enumerate(kinds)
+    ]
+    few = thinned(whole, most)
+    assert len(few) <= max(most, 1)
+    assert sum(one.rounds for one in few) == len(whole)
+    assert sum(one.dropped_rounds for one in few) == sum(one.dropped_rounds for one in whole)
+    if 2 * len(groups) <= most or len(whole) <= most:
+        assert all(one.dropped_rounds in (0, one.rounds) for one in few)
+        assert {one.branch for one in few} == set(range(len(groups)))
