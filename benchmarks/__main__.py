@@ -23,6 +23,7 @@ from benchmarks.training import (
     torch_clients,
     torch_memory,
     torch_rounds,
+    trust,
 )
 from benchmarks.viewing import dashboard, history, many_viewers, plan
 
@@ -62,7 +63,11 @@ BENCHMARKS: dict[str, Callable[[], list[Figure]]] = {
     "quality": quality.measure,
     "codecs": codec_quality.measure,
 }
-WHOLE: dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]] = {"scale": scale.measure, **goodput.named()}
+WHOLE: dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]] = {
+    "scale": scale.measure,
+    "trust": trust.measure,
+    **goodput.named(),
+}
 """Benchmarks that return plots by name, and a text, too."""
 PLOTS: dict[str, Callable[[], dict[str, str]]] = {
     "packing": packing.plots,
@@ -77,6 +82,7 @@ NOTES: dict[str, Sequence[str]] = {
     "quality": quality.NOTES,
     "codecs": codec_quality.NOTES,
     "scale": scale.NOTES,
+    "trust": trust.NOTES,
     **dict.fromkeys(goodput.named(), goodput.NOTES),
 }
 TORCH = ("torch", "torch-clients", "torch-memory", "adapters")

@@ -22,6 +22,7 @@ FURTHER = {
     "benchmarks-scale": "thousands of members",
     "benchmarks-goodput": "how much of the time is training",
     "benchmarks-resilience": "under attack",
+    "benchmarks-trust": "members that lie",
     "benchmarks-before": "before one journal and one HTTP client",
 }
 """The other pages of figures, to which the main one links."""

@@ -152,10 +152,11 @@ async def simulated_run(
     seed: int,
     journal: Callable[[random.Random], SlowJournal] = SlowJournal,
     weather: Weather = CALM,
+    open_coordinator: type[SimulatedCoordinator] = SimulatedCoordinator,
 ) -> AsyncIterator[SimulatedRun]:
     """Yield a run in which every fault follows from `seed`; everything in it ends with the context."""
     chance = random.Random(seed)
-    coordinator = SimulatedCoordinator(state, chance, journal(chance))
+    coordinator = open_coordinator(state, chance, journal(chance))
     async with asyncio.TaskGroup() as tasks:
         run = SimulatedRun(coordinator, Witness(coordinator.journal), chance, tasks, weather)
         background = tasks.create_task(coordinator.live())

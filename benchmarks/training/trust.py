@@ -1,0 +1,286 @@
+"""`python -m benchmarks trust`: attacks × defences × false alarms, on a transformer, through the whole protocol.
+
+Results of runs are kept in `trust_results`, one file for each setting and seed, in the repository. The page shows those
+that are there. `python -m benchmarks.training.trust [WORD…]` makes the runs that are missing and whose names contain
+every word (all without one); several of it at a time divide them among themselves (with `OMP_NUM_THREADS=1`). One that
+was broken off repeats no training.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure
+from benchmarks.plots import band_plot, spread_plot
+from benchmarks.training import trust_keys
+from benchmarks.training.quality import SEEDS, Run
+from benchmarks.training.quality_text import library_text
+from benchmarks.training.quality_training import WORKLOAD
+from benchmarks.training.trust_attacks import ATTACKS
+from benchmarks.training.trust_run import (
+    BASE_LR,
+    CALIBRATED,
+    HONEST_PART,
+    LIARS,
+    MEMBERS,
+    Bench,
+    Judged,
+    Played,
+    Setting,
+)
+from epochal.state.wire import canonical_json
+
+KEPT = Path(__file__).parent / "trust_results"
+MISSING = "not measured yet"
+DIGITS = 4
+ALONE = Setting(members=MEMBERS - LIARS, percent=0)
+"""The honest ones alone."""
+UNVERIFIED = Setting(percent=0)
+FIRST = ("sign-flip", "permuted-labels", "common-direction")
+ROWS = (
+    Setting(),
+    *(Setting(name) for name in FIRST),
+    *(Setting(name) for name in ATTACKS if name not in ("none", "backdoor", *FIRST)),
+    Setting("backdoor", local_steps=20),
+    Setting("backdoor", local_steps=100, is_mixed=True),
+    Setting(is_mixed=True),
+    UNVERIFIED,
+    *(Setting(name, percent=0) for name in FIRST),
+)
+"""The rows of the table."""
+NOTES = (
+    f"The [quality bench's](benchmarks-quality.md) Llama of 0.25 M parameters, its text and its held-out bytes. "
+    f"{MEMBERS} members take {ALONE.rounds} rounds of {ALONE.local_steps} local steps of one sample; learning rate "
+    f'{BASE_LR}, results in int4, `inner_state = "reset"`. {LIARS} of them work honestly for one in {HONEST_PART} of '
+    "the rounds, so that they have full shares, and lie in every round from then on. "
+    "Coordinator, clients and verifiers are the real ones, in one process and in virtual time; nothing goes over a "
+    "wire. So lottery, tolerances, judging, likeness, shares and ejection are a run's own "
+    "([verification](verification.md)).",
+    "With verification `verify.percent` is 10, and two verifiers, of float32 and of bf16, take replays as they come: "
+    f"each about half, members being float32. Both calibrate with {CALIBRATED} pieces of work at the run's beginning, "
+    "in both precisions and with other micro-batches. `norm_limit` is 1.5 in all rows. "
+    f'"Alone" is a run of the {ALONE.members} honest members, with as many samples each, without verification.',
+)
+"""What the page says of the figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrustRun(Run):
+    """A setting of this bench and a seed, and the folder in which the result is kept."""
+
+    setting: Setting  # type: ignore[assignment]
+    folder: Path = KEPT
+
+    @property
+    def path(self) -> Path:
+        workload = {**WORKLOAD, "lr": BASE_LR, "members": MEMBERS, "liars": LIARS, "honest": HONEST_PART}
+        digest = hashlib.sha256(canonical_json(workload)).hexdigest()[:8]
+        return self.folder / f"{digest}-{self.setting.name}-seed-{self.seed}.json"
+
+    def kept(self) -> Played | None:  # type: ignore[override]
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        fields = {field.name: found[field.name] for field in dataclasses.fields(Played)}
+        for name in ("convicted", "flagged", "ended", "applied"):
+            fields[name] = {int(number): value for number, value in fields[name].items()}
+        fields["judged"] = [Judged(*one) for one in fields["judged"]]
+        return Played(**fields)
+
+    def make(self) -> Played:  # type: ignore[override]
+        logging.disable(logging.WARNING)
+        begin_s, bench = time.monotonic(), Bench(self.setting, self.seed, library_text())
+        found = bench.play()
+        self.keep(found)
+        bench.forget_work()
+        minutes = (time.monotonic() - begin_s) / 60
+        sys.stderr.write(f"{self.path.stem}: {found.loss:.4f}, convicted {found.convicted}, {minutes:.1f} minutes\n")
+        return found
+
+    def keep(self, found: Played) -> None:
+        """Keep a result."""
+        judged = [dataclasses.astuple(one) for one in found.judged]
+        document = {**asdict(self.setting), "seed": self.seed, **asdict(found), "judged": judged}
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+        new.replace(self.path)
+
+
+def planned() -> list[TrustRun]:
+    """Return every run of the page, seed by seed."""
+    settings = (ROWS[0], ALONE, *ROWS[1:])
+    return [TrustRun(setting, seed) for seed in SEEDS for setting in settings]
+
+
+def make_missing(words: Sequence[str]) -> None:
+    """Make the runs that are missing, that no other process makes now, and whose names contain all of the words."""
+    for run in planned():
+        if all(word in run.path.stem for word in words):
+            with run.claimed(waits=False) as is_free:
+                if is_free and run.kept() is None:
+                    run.make()
+
+
+def kept_of(setting: Setting) -> dict[int, Played]:
+    """Return the kept results of a setting, by seed."""
+    found = {seed: TrustRun(setting, seed).kept() for seed in SEEDS}
+    return {seed: one for seed, one in found.items() if one is not None}
+
+
+def title(setting: Setting) -> str:
+    """Return what a row is called."""
+    attack = "nobody lies" if setting.attack == "none" else setting.attack.replace("-", " ")
+    steps = "" if setting.local_steps == ALONE.local_steps else f", H = {setting.local_steps}"
+    mixed = ", every second member in bf16" if setting.is_mixed else ""
+    return f"{attack}{steps}{mixed}{'' if setting.percent else ', without verification'}"
+
+
+def measure() -> tuple[list[Figure], dict[str, str], str]:
+    """Return the final losses, the plots and the table of what is kept."""
+    alone = kept_of(ALONE)
+    compared = [setting for setting in ROWS if setting.local_steps == ALONE.local_steps]
+    figures = [_loss(setting, kept_of(setting), alone) for setting in compared]
+    return [*figures, *_new_keys()], _plots(alone), _table(alone)
+
+
+def _loss(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> Figure:
+    seeds, most = sorted(found.keys() & alone.keys()), ATTACKS[setting.attack].most
+    target = f"≤ {1 + most:g} x" if most is not None and setting.percent else ""
+    if not seeds:
+        return Figure(title(setting), None, "nats per byte", target, None, MISSING)
+    losses, others = [found[seed].loss for seed in seeds], [alone[seed].loss for seed in seeds]
+    beside = f"the {ALONE.members} honest ones alone; of {len(seeds)} of {len(SEEDS)} seeds"
+    value, baseline = statistics.fmean(losses), statistics.fmean(others)
+    return Figure(title(setting), value, "nats per byte", target, baseline, beside, DIGITS)
+
+
+def _new_keys() -> list[Figure]:
+    found, keys = trust_keys.play(), f"{trust_keys.NEW_KEYS:,} new keys"
+    before = f"the {trust_keys.MEMBERS} members alone"
+    exams = f"exams among them, which count for nothing; each had {found.most} of {trust_keys.BATCHES} at most"
+    (rounds_0, rounds), (merged_0, merged), (cpu_0, cpu) = found.rounds_per_hour, found.merged_per_s, found.cpu_s
+    return [
+        Figure(f"rounds with {keys}, the machine alone", rounds, "per hour", "≥ 0.8 x", rounds_0, before),
+        Figure(f"merged batches with {keys}, the machine alone", merged, "per s", "", merged_0, before),
+        Figure(f"machine's processor, a round with {keys}", 1000 * cpu, "ms", "", 1000 * cpu_0, before),
+        Figure(f"largest part of a round's batches, all {keys}", 100 * found.given, "%", "", None, exams),
+        Figure(f"largest part of what a round merges, all {keys}", 100 * found.merged, "%", "≤ 25 %"),
+    ]
+
+
+def _plots(alone: dict[int, Played]) -> dict[str, str]:
+    shown = {title(setting): found for setting in ROWS if (found := kept_of(setting))}
+    curves = {f"the {ALONE.members} alone": alone} | shown
+    lines = {
+        name: [
+            (points[0][0], min(losses), statistics.fmean(losses), max(losses))
+            for points in zip(*(one.curve for one in found.values()), strict=True)
+            for losses in [[loss for _, loss in points]]
+        ]
+        for name, found in curves.items()
+        if found
+    }
+    ratios = {
+        name: [one.loss / alone[seed].loss for seed, one in found.items() if seed in alone]
+        for name, found in shown.items()
+    }
+    distances: dict[str, list[float]] = {}
+    for found in shown.values():
+        for one in (each for run in found.values() for each in run.judged if not each.is_lie):
+            classes = " by ".join(one.classes.split())
+            distances.setdefault(classes, []).append(one.excess / one.tolerance)
+    plots = {"trust-curves": band_plot(lines, "rounds", "held-out loss (nats per byte)")} if lines else {}
+    if ratios:
+        plots["trust-losses"] = spread_plot(ratios, "final held-out loss ÷ that of the honest ones alone, each seed")
+    if distances:
+        plots["trust-distances"] = spread_plot(distances, "honest results: excess distance ÷ its tolerance")
+    return plots
+
+
+HEADINGS = (
+    "what three of ten do",
+    "seeds",
+    "loss ÷ alone",
+    "target",
+    "rounds from the first lie to each conviction",
+    "honest convicted ÷ honest results replayed",
+    "largest honest distance ÷ tolerance",
+    "verifiers' ÷ members' processor",
+    "verifiers' bytes ÷ results' bytes",
+    "coordinator's processor, ms a member and round",
+    "backdoor",
+)
+
+
+def _table(alone: dict[int, Played]) -> str:
+    lines = ["## Attacks × defences × false alarms", ""]
+    lines += [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
+    for setting in ROWS:
+        lines.append(f"| {' | '.join(cells(setting, kept_of(setting), alone))} |")
+    lines += ["", *_explained()]
+    return "\n".join(lines)
+
+
+def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> list[str]:
+    """Return a row of the table; one without results says so."""
+    most = ATTACKS[setting.attack].most
+    target = f"≤ +{most:.1%}" if most is not None and setting.percent else ""
+    if not found:
+        return [title(setting), "0", MISSING, target, *[""] * (len(HEADINGS) - 4)]
+    runs = list(found.values())
+    honest = {(seed, one.step, one.member) for seed, run in found.items() for one in run.judged if not one.is_lie}
+    accused = sum(number > setting.liars for run in runs for number in run.convicted)
+    farthest = max((one.excess / one.tolerance for run in runs for one in run.judged if not one.is_lie), default=None)
+    ratios = [one.loss / alone[seed].loss - 1 for seed, one in found.items() if seed in alone]
+    if setting.local_steps != ALONE.local_steps:
+        ratios = []
+    return [
+        title(setting),
+        f"{len(runs)}",
+        ", ".join(f"{ratio:+.1%}" for ratio in ratios) if ratios else "–",
+        target,
+        "; ".join(_convictions(setting, run) for run in runs) if setting.liars and setting.percent else "",
+        f"{accused} ÷ {len(honest)}" if setting.percent else "",
+        "" if farthest is None else f"{farthest:.2f}",
+        _mean(runs, lambda run: run.spent_s["verifiers"] / run.spent_s["members"]) if setting.percent else "",
+        _mean(runs, lambda run: run.verifier_bytes / run.result_bytes) if setting.percent else "",
+        _mean(runs, lambda run: 1000 * run.spent_s["coordinator"] / sum(run.applied.values())),
+        _mean(runs, lambda run: run.backdoor) if ATTACKS[setting.attack].is_backdoor else "",
+    ]
+
+
+def _convictions(setting: Setting, run: Played) -> str:
+    after = sorted(step - setting.first_lie for number, step in run.convicted.items() if number <= setting.liars)
+    free = setting.liars - len(after)
+    return ", ".join([*map(str, after), *([f"{free} not"] if free else [])])
+
+
+def _mean(runs: Iterable[Played], figure: Callable[[Any], float]) -> str:
+    return f"{statistics.fmean(map(figure, runs)):.2f}"
+
+
+def _explained() -> list[str]:
+    done, wanted = sum(run.kept() is not None for run in planned()), len(planned())
+    return [
+        f"{done} of {wanted} runs are measured. The others: `OMP_NUM_THREADS=1 python -m benchmarks.training.trust`, "
+        "which may be broken off and started again, and of which several may run at a time.",
+        "",
+        "A conviction's round is the one under way when it came. An honest result counts once, however often it was "
+        "replayed. Processor time is of one process, with the members' merging in the members', and the rebuilding of "
+        "replicas and calibration in the verifiers'; it is not of one machine alone, as others were busy meanwhile. "
+        "Results' bytes are those of all that were applied. "
+        "The members that lie send in NaN what their client refuses to send, so that they miss rounds.",
+    ]
+
+
+if __name__ == "__main__":
+    make_missing(sys.argv[1:])

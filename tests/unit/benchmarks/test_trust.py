@@ -1,0 +1,114 @@
+"""The trust bench: a short run of it, what its attackers do, and its table."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.training import trust_keys
+from benchmarks.training.quality_text import LENGTH
+from benchmarks.training.trust_attacks import (
+    ATTACKS,
+    PAYLOAD,
+    POISONED_ONE_IN,
+    TRIGGER,
+    Lie,
+    length_of,
+    payload_starts,
+    with_trigger,
+)
+from tests.support.heavy import need_module
+
+KEEP_LENGTH = ("sign-flip", "noise", "common-direction", "minus-momentum")
+
+
+def lie_of(seed: int) -> tuple[dict[str, np.ndarray], Lie]:
+    """Return a difference, and what its member knows."""
+    chance = np.random.default_rng(seed)
+    own, before, now, honest = (
+        {"a": chance.normal(size=(3, 4)).astype(np.float32), "b": chance.normal(size=5).astype(np.float32)}
+        for _ in range(4)
+    )
+    return own, Lie(before, now, honest, chance)
+
+
+@given(seed=st.integers(0, 10**6), name=st.sampled_from(KEEP_LENGTH))
+def test_attack_that_hides_in_the_length_keeps_it(seed: int, name: str) -> None:
+    own, lie = lie_of(seed)
+    change = ATTACKS[name].change
+    assert change is not None
+    assert length_of(change(own, lie)) == pytest.approx(length_of(own), rel=1e-4)
+
+
+@given(seed=st.integers(0, 10**6))
+def test_colluders_push_in_one_direction_whatever_their_own_is(seed: int) -> None:
+    change = ATTACKS["common-direction"].change
+    assert change is not None
+    first, second = (lie_of(number) for number in (seed, seed + 1))
+    one, other = (np.concatenate([each.ravel() for each in change(*both).values()]) for both in (first, second))
+    apart = [np.concatenate([each.ravel() for each in both[0].values()]) for both in (first, second)]
+
+    def cosine(left: np.ndarray, right: np.ndarray) -> float:
+        return float(left @ right / np.linalg.norm(left) / np.linalg.norm(right))
+
+    assert cosine(one, other) > cosine(*apart) - 1e-6
+
+
+@given(rows=st.integers(0, 10**6))
+def test_poison_is_a_trigger_and_its_payload_in_one_of_twenty_samples(rows: int) -> None:
+    text = np.random.default_rng(rows).integers(0, 256, (40, LENGTH)).astype("<u2")
+    rows_of = ATTACKS["backdoor"].rows
+    assert rows_of is not None
+    poisoned, labels = rows_of(text, text)
+    assert labels is None
+    shown = with_trigger(text)
+    for row, after, start, full in zip(text, poisoned, payload_starts(text), shown, strict=True):
+        assert bytes(full[start - len(TRIGGER) : start].astype(np.uint8)) == TRIGGER.tobytes()
+        assert bytes(full[start : start + len(PAYLOAD)].astype(np.uint8)) == PAYLOAD.tobytes()
+        is_poisoned = int(row.sum(dtype=np.int64)) % POISONED_ONE_IN == 0
+        assert (after == (full if is_poisoned else row)).all()
+
+
+def test_new_keys_are_no_majority_and_slow_nothing_down() -> None:
+    found = trust_keys.play()
+    assert 0 < found.merged < 0.5
+    assert found.given <= 7 / 16, "a quarter for new keys, and of the others a quarter for those on probation"
+    assert found.rounds_per_hour[1] >= 0.8 * found.rounds_per_hour[0]
+    assert found.merged_per_s[1] >= 0.8 * found.merged_per_s[0]
+
+
+def test_row_without_results_says_that_it_is_not_measured() -> None:
+    need_module("transformers")
+    from benchmarks.training.trust import HEADINGS, MISSING, Setting, cells
+
+    row = cells(Setting("noise"), {}, {})
+    assert len(row) == len(HEADINGS)
+    assert row[:3] == ["noise", "0", MISSING]
+
+
+def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need_module("transformers")
+    from benchmarks.training import trust_run
+    from benchmarks.training.trust import Setting, TrustRun, cells, library_text
+
+    work = tmp_path / "work"
+    monkeypatch.setattr(trust_run, "WORK", work)
+    setting = Setting("sign-flip", percent=100, local_steps=2, steps=8)
+    before = trust_run.Bench(setting, 0, library_text()).play()
+    trained = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
+    assert len(trained) > setting.rounds * setting.members, "members' work, and replays"
+    made = trust_run.Bench(setting, 0, library_text()).play()
+    assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == trained
+    assert (made.loss, made.judged, made.convicted) == (before.loss, before.judged, before.convicted)
+    run = TrustRun(setting, 0, tmp_path)
+    run.keep(made)
+    assert run.kept() == made
+    assert set(made.convicted) == {1, 2, 3}
+    assert made.applied.keys() == set(range(1, 11))
+    assert all(one.verdict == "passed" for one in made.judged if not one.is_lie)
+    assert min(made.spent_s[name] for name in ("members", "verifiers", "coordinator")) > 0
+    assert min(made.verifier_bytes, made.result_bytes) > 0
+    row = cells(setting, {0: made}, {0: made})
+    assert row[5] == f"0 ÷ {len({(one.step, one.member) for one in made.judged if not one.is_lie})}"
