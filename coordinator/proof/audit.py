@@ -32,11 +32,11 @@ from epochal.coordinator.store.sql.history import JournalReader, StoredProof
 from epochal.coordinator.store.sql.notes import BACKUP, KEY_LOST, PUBLISHED, Keys
 from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import long_work
+from epochal.runtime.rewind_words import shown_rewind
 from epochal.state.client_names import shown_client
 from epochal.state.errors import StoreFailed
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import RunState
-from epochal.state.shown.tries import shown_rewind
 from epochal.state.text.amounts import counted
 from epochal.state.wire import Blake3
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.runtime.glossary import STATUS
+from epochal.runtime.rewind_words import shown_rewind
 from epochal.runtime.visible_text import visible
 from epochal.state.documents import MAX_SHARE
 from epochal.state.messages.evaluation_reports import Evaluation, benchmarks_among, losses_among, newest_evaluations
@@ -17,7 +18,6 @@ from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import DECIDED, PHASES
-from epochal.state.shown.tries import shown_rewind
 from epochal.state.shown.waiting_words import with_limit
 from epochal.state.text.amounts import counted
 

@@ -1,8 +1,6 @@
 """A round as people read it: its step, and which try it is where an earlier one applied nothing."""
 
-from datetime import UTC, datetime
-
-from epochal.state.documents import RewindMark, tries_before
+from epochal.state.documents import tries_before
 from epochal.state.text.amounts import counted
 
 _ORDINALS = ("second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
@@ -19,13 +17,3 @@ def shown_step(step: int, attempt: int) -> str:
 def shown_progress(step: int, total_steps: int) -> str:
     """Return how many steps are done, where `step` is the one under way: "13 of 40 steps done"."""
     return f"{min(step - 1, total_steps):,} of {counted(total_steps, 'step')} done"
-
-
-def shown_rewind(mark: RewindMark | None, skipped: int = 0) -> str:
-    """Return "rewound to step 10 at 2026-01-02 03:04 UTC", with how often, and the batches that were skipped; or ""."""
-    if mark is None:
-        return ""
-    at = datetime.fromtimestamp(mark.at_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    often = f", the last of {mark.branch} times" if mark.branch > 1 else ""
-    passed_over = f"; {counted(skipped, 'batch', 'batches')} skipped" if skipped else ""
-    return f"rewound to step {mark.step} at {at}{often}{passed_over}"

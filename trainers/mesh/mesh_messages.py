@@ -125,7 +125,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class RoundDone:
-    """The round's result: `rows_loaded` as in `rounds.RoundEnd`, `sample_tokens` of this process; the rest of the first."""
+    """The round's result: `rows_loaded` as in `rounds.RoundEnd`, `sample_tokens` of this process; else of the first."""
 
     nats: float
     token_count: int

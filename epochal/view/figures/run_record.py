@@ -18,6 +18,7 @@ from epochal.coordinator_client.operator import config_of
 from epochal.coordinator_client.round_feed import EndedRounds, RoundFeed
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
+from epochal.runtime.rewind_words import shown_rewind
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.intervals import total_batches
 from epochal.state.messages.evaluation_reports import Evaluation
@@ -26,7 +27,6 @@ from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberFigures
 from epochal.state.refusals import Refusal
 from epochal.state.shown.critical_path import pauses_of
 from epochal.state.shown.explanation import MAX_EXPLAINED_ROUNDS, SpeedExplanation, explained, said_of
-from epochal.state.shown.tries import shown_rewind
 
 CONNECT_S = 10.0
 

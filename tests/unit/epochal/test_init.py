@@ -136,6 +136,7 @@ def test_folder_of_tokens_gets_a_data_file_that_fits(tmp_path: Path, tokens: Pat
     state = state_in(tmp_path / "run")
     data = parse_data_config((tmp_path / "run" / "data.toml").read_text(), "data.toml")
     check_together(state, "state.toml", data, "data.toml")
+    assert data.token_size is not None
     assert (Path(data.dir), data.token_size.size_bytes, data.seq_len) == (tokens.resolve(), 2, 128)
     assert data.shuffle_seed is not None
     batches = state.config.total_steps * state.config.global_batch_size_end

@@ -148,7 +148,7 @@ def test_feedback_of_another_model_is_not_used() -> None:
     feedback = new_feedback()
     apply(feedback, 1)
     file = feedback.encode(header(2), LINEAGE, {"b": DIFFERENCE["b"]}, DECAY)
-    assert decode_result(file.to_bytes(), layout_of({"b": DIFFERENCE["b"]}, DECAY))[0] == header(2)
+    assert decode_result(file.to_bytes(), layout_of({"b": DIFFERENCE["b"]}))[0] == header(2)
     assert np.array_equal(file.tensors()["b"], expected(1)["b"])
 
 

@@ -238,6 +238,7 @@ def test_parse_data_config_token_size_as_name_or_number_means_the_same() -> None
     two = 'dir = "data/"\ntoken_size = "TwoBytes"\nseq_len = 5\n'
     config = parse_data_config(two, "data.toml")
     assert config == DataConfig(dir="data/", token_size=TokenSize.TWO_BYTES, seq_len=5)
+    assert config.token_size is not None
     assert config.token_size.size_bytes == 2
     assert config.shuffle_seed is None
     assert parse_data_config(two.replace('"TwoBytes"', "2"), "data.toml") == config

@@ -206,7 +206,7 @@ def test_run_with_the_name_of_a_folder_stays_inside(tmp_path: Path) -> None:
 
 def evaluated(recorded_s: float, benchmark: Benchmark | None = None, name: str = "validation") -> Evaluation:
     loss = (2.5, 640) if benchmark is None else (None, None)
-    return Evaluation(name, 3, *loss, 10, Sha256("ab" * 32), recorded_s, benchmark)
+    return Evaluation(name, 3, loss[0], loss[1], 10, Sha256("ab" * 32), recorded_s, benchmark)
 
 
 FIGURES = [
@@ -231,7 +231,7 @@ def test_evaluations_are_with_the_last_of_the_rows(tmp_path: Path) -> None:
         sink.open(RUN_ID, LINEAGE)
         sink.write(rows(0, 2), FIGURES)
         sink.write(rows(2, 2), FIGURES[:1])  # again, with what came after it
-        assert sink.close() is None
+        sink.close()
     lines = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
     assert [len(line.get("evaluations", ())) for line in lines] == [0, 0, 3, 1]
     assert lines[2]["evaluations"][1]["benchmark"]["stderr"] == 0.01
