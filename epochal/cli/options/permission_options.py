@@ -60,12 +60,15 @@ OwnRunOption = Annotated[
 ]
 
 
-def permissions_in_words(permissions: Permissions, data: str | None) -> Sequence[tuple[str, str]]:
+def permissions_in_words(
+    permissions: Permissions, data: str | None, assets: Path | None = None
+) -> Sequence[tuple[str, str]]:
     """Return what a run may use of this machine, for people, each with a name.
 
     Args:
         permissions: a volunteer's.
         data: the location of `--data`; None for the run's own.
+        assets: the folder of images of `--assets`; None for none.
 
     Raises:
         InvalidInput: `EPOCHAL_HTTP_HEADERS` is wrong.
@@ -81,18 +84,21 @@ def permissions_in_words(permissions: Permissions, data: str | None) -> Sequence
     hosts = _listed(
         (*sorted(lent), *headers, *(("the buckets and the Hub that your mix names",) if is_own_mix else ()))
     )
+    images = () if assets is None else (f"{assets}, for images that samples name",)
     return (
         ("data", "from where the run says" if data is None else f"from {_shown(data)}, which you named"),
         ("addresses", " and ".join(("public ones, and of the coordinator's own kind", *networks))),
         ("credentials", f"sent to {hosts}" if hosts else "sent to nobody"),
-        ("files", _listed(map(str, permissions.folders or ())) or "none of this machine"),
+        ("files", _listed((*map(str, permissions.folders), *images)) or "none of this machine"),
         ("packages", _listed(sorted(permissions.packages or ())) or "none but epochal and what it needs"),
     )
 
 
-def show_permissions(permissions: Permissions, data: str | None, log_format: LogFormat) -> None:
+def show_permissions(
+    permissions: Permissions, data: str | None, log_format: LogFormat, assets: Path | None = None
+) -> None:
     """Print what a run may use of this machine, or log it where lines are for machines. Raises as the words do."""
-    shown = permissions_in_words(permissions, data)
+    shown = permissions_in_words(permissions, data, assets)
     if log_format is LogFormat.TEXT:
         say("\n".join(("The run may use of this machine:", *(f"  {name}: {text}" for name, text in shown))))
     else:

@@ -240,7 +240,7 @@ def client(
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
     owner = OwnerTerms(upload, download, hours, when_idle)
     owner.check_goes_with_mesh(mesh)
-    show_permissions(permissions, data, log_format)
+    show_permissions(permissions, data, log_format, assets)
     if nice:
         lower_priority()
     with limited_to(owner.bandwidth):
