@@ -232,8 +232,10 @@ def _table(alone: dict[int, Played]) -> str:
 
 def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> list[str]:
     """Return a row of the table; one without results says so."""
-    most = ATTACKS[setting.attack].most
+    most, is_backdoor = ATTACKS[setting.attack].most, ATTACKS[setting.attack].is_backdoor
     target = f"≤ +{most:.1%}" if most is not None and setting.percent else ""
+    if is_backdoor:
+        target = "none: reported" if setting.is_mixed else "backdoor < 0.2, all convicted"
     if not found:
         return [title(setting), "0", MISSING, target, *[""] * (len(HEADINGS) - 4)]
     runs = list(found.values())
@@ -254,7 +256,7 @@ def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
         _mean(runs, lambda run: run.spent_s["verifiers"] / run.spent_s["members"]) if setting.percent else "",
         _mean(runs, lambda run: run.verifier_bytes / run.result_bytes) if setting.percent else "",
         _mean(runs, lambda run: 1000 * run.spent_s["coordinator"] / sum(run.applied.values())),
-        _mean(runs, lambda run: run.backdoor) if ATTACKS[setting.attack].is_backdoor else "",
+        _mean(runs, lambda run: run.backdoor) if is_backdoor else "",
     ]
 
 
@@ -277,8 +279,7 @@ def _explained() -> list[str]:
         "A conviction's round is the one under way when it came. An honest result counts once, however often it was "
         "replayed. Processor time is of one process, with the members' merging in the members', and the rebuilding of "
         "replicas and calibration in the verifiers'; it is not of one machine alone, as others were busy meanwhile. "
-        "Results' bytes are those of all that were applied. "
-        "The members that lie send in NaN what their client refuses to send, so that they miss rounds.",
+        "Results' bytes are those of all that were applied.",
     ]
 
 

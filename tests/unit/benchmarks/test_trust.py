@@ -95,7 +95,8 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeyp
 
     work = tmp_path / "work"
     monkeypatch.setattr(trust_run, "WORK", work)
-    setting = Setting("sign-flip", percent=100, local_steps=2, steps=8)
+    monkeypatch.setattr(trust_run, "CALIBRATED", 1)
+    setting = Setting("sign-flip", members=5, percent=100, local_steps=2, steps=6)
     before = trust_run.Bench(setting, 0, library_text()).play()
     trained = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     assert len(trained) > setting.rounds * setting.members, "members' work, and replays"
@@ -106,7 +107,7 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeyp
     run.keep(made)
     assert run.kept() == made
     assert set(made.convicted) == {1, 2, 3}
-    assert made.applied.keys() == set(range(1, 11))
+    assert made.applied.keys() == set(range(1, 6))
     assert all(one.verdict == "passed" for one in made.judged if not one.is_lie)
     assert min(made.spent_s[name] for name in ("members", "verifiers", "coordinator")) > 0
     assert min(made.verifier_bytes, made.result_bytes) > 0
