@@ -211,7 +211,9 @@ class CountingLoop(VirtualLoop):
         self.spent_s: defaultdict[str, float] = defaultdict(float)
         super().__init__()
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None) -> Any:
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
         return super().call_soon(self._counted, callback, *args, context=context)
 
     def _counted(self, callback: Callable[..., object], *args: Any) -> None:
@@ -374,7 +376,7 @@ class Bench:
         def note(event: object) -> None:
             match event:
                 case ReplayJudged():
-                    report, number = event.report, numbers[event.report.client_id]  # type: ignore[index]
+                    report, number = event.report, numbers[event.report.client_id]
                     is_lie = number <= self.setting.liars and report.step >= self.setting.first_lie
                     classes = f"{report.result_class} {report.replay_class}"
                     judged = Judged(report.step, number, is_lie, classes, report.excess, event.tolerance, event.verdict)
@@ -439,7 +441,7 @@ class Bench:
 
         module = build_module(ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG)).eval()
         module.load_state_dict({name: torch.from_numpy(one.copy()) for name, one in replica.parameters.items()}, False)
-        module.tie_weights()  # type: ignore[operator]
+        module.tie_weights()
         rows, hits = self.text.held_out[:CURVE_SEQUENCES], 0
         shown, starts = with_trigger(rows).astype(np.int64), payload_starts(rows)
         with torch.no_grad():
@@ -495,7 +497,7 @@ class KeptTrainer(LearnerTrainer):
         bench = self._bench
         name = hashlib.sha256(repr((plan, bench.seed, len(bench.rows), self._way, changes)).encode())
         for tensor in sorted(parameters):
-            name.update(np.ascontiguousarray(parameters[tensor]))
+            name.update(parameters[tensor].tobytes())
         path = bench.kept_work(plan.step) / name.hexdigest()
         if path.exists():
             async for _ in batches:

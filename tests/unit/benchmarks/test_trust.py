@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.training import trust_keys
-from benchmarks.training.quality_text import LENGTH
+from benchmarks.training.quality_text import LENGTH, Text, library_text
 from benchmarks.training.trust_attacks import (
     ATTACKS,
     PAYLOAD,
@@ -81,7 +81,8 @@ def test_new_keys_are_no_majority_and_slow_nothing_down() -> None:
 
 def test_row_without_results_says_that_it_is_not_measured() -> None:
     need_module("transformers")
-    from benchmarks.training.trust import HEADINGS, MISSING, Setting, cells
+    from benchmarks.training.trust import HEADINGS, MISSING, cells
+    from benchmarks.training.trust_run import Setting
 
     row = cells(Setting("noise"), {}, {})
     assert len(row) == len(HEADINGS)
@@ -91,16 +92,19 @@ def test_row_without_results_says_that_it_is_not_measured() -> None:
 def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("transformers")
     from benchmarks.training import trust_run
-    from benchmarks.training.trust import Setting, TrustRun, cells, library_text
+    from benchmarks.training.trust import TrustRun, cells
+    from benchmarks.training.trust_run import Setting
 
     work = tmp_path / "work"
     monkeypatch.setattr(trust_run, "WORK", work)
     monkeypatch.setattr(trust_run, "CALIBRATED", 1)
     setting = Setting("sign-flip", members=5, percent=100, local_steps=2, steps=6)
-    before = trust_run.Bench(setting, 0, library_text()).play()
+    whole = library_text()
+    text = Text(whole.training, whole.held_out[:64])
+    before = trust_run.Bench(setting, 0, text).play()
     trained = {path: path.stat().st_mtime_ns for path in work.rglob("*")}
     assert len(trained) > setting.rounds * setting.members, "members' work, and replays"
-    made = trust_run.Bench(setting, 0, library_text()).play()
+    made = trust_run.Bench(setting, 0, text).play()
     assert {path: path.stat().st_mtime_ns for path in work.rglob("*")} == trained
     assert (made.loss, made.judged, made.convicted) == (before.loss, before.judged, before.convicted)
     run = TrustRun(setting, 0, tmp_path)
@@ -108,7 +112,7 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeyp
     assert run.kept() == made
     assert set(made.convicted) == {1, 2, 3}
     assert made.applied.keys() == set(range(1, 6))
-    assert all(one.verdict == "passed" for one in made.judged if not one.is_lie)
+    assert all(one.verdict != "convicted" for one in made.judged if not one.is_lie)
     assert min(made.spent_s[name] for name in ("members", "verifiers", "coordinator")) > 0
     assert min(made.verifier_bytes, made.result_bytes) > 0
     row = cells(setting, {0: made}, {0: made})
