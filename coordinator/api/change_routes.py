@@ -6,7 +6,7 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN, open_router, operator_router
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine.planned_changes import first_free_step
+from epochal.coordinator.machine.commands.planned_changes import first_free_step
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import ChangeAnnounced, ChangeWithdrawn
 from epochal.runtime.http.bodies import document_response, read_message

@@ -16,12 +16,11 @@ from epochal.coordinator.machine import (
     checkpoints,
     datasets,
     membership,
-    planned_changes,
     reports,
     stimuli,
 )
 from epochal.coordinator.machine.blame import release
-from epochal.coordinator.machine.commands import end_of_run, rewind
+from epochal.coordinator.machine.commands import end_of_run, planned_changes, rewind
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
 from epochal.coordinator.machine.outcomes import take_update
 from epochal.coordinator.machine.pace import expected_s, train_limit_s
@@ -163,10 +162,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return run.with_parts(run.identity.with_compacted(found)), ()
         case stimuli.ConfigChanged():
             return _change_config(run, stimulus.state_file), ()
-        case stimuli.ChangeAnnounced():
-            return planned_changes.announce(run, stimulus), ()
-        case stimuli.ChangeWithdrawn():
-            return planned_changes.withdraw(run, stimulus), ()
+        case stimuli.ChangeAnnounced() | stimuli.ChangeWithdrawn():
+            return planned_changes.take(run, stimulus), ()
 
 
 def _rewound(run: Run, event: stimuli.RunRewound) -> Handled:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
+from epochal.coordinator.machine.commands.planned_changes import codecs_of
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import Applicant, invitation_denial, with_use
@@ -13,7 +14,6 @@ from epochal.coordinator.machine.parts.persistent_map import added, removed, sha
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.parts.verification import UNTRUSTED
-from epochal.coordinator.machine.planned_changes import codecs_of
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
 from epochal.state.config.state_file import Access, StateFile

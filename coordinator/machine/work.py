@@ -12,6 +12,7 @@ after it. Those that are not proven get their part only as their round begins.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from epochal.coordinator.machine.commands.planned_changes import mixed
 from epochal.coordinator.machine.pace import elapsed_s
 from epochal.coordinator.machine.parts.held_results import HeldResults
 from epochal.coordinator.machine.parts.planned_ahead import Ahead, EagerStarts, PromisedRound
@@ -19,7 +20,6 @@ from epochal.coordinator.machine.parts.round import NO_ARRIVALS, MessageTimes, R
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
-from epochal.coordinator.machine.planned_changes import mixed
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList

@@ -42,7 +42,7 @@ class FieldChange(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedChange(WireDocument):
-    """What changes at a step.
+    """The settings that change at a step.
 
     Attributes:
         is_in_force: whether the step's first round has begun.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochal.coordinator.machine.planned_changes import first_free_step
+from epochal.coordinator.machine.commands.planned_changes import first_free_step
 from epochal.coordinator.machine.run import snapshot_bytes
 from epochal.coordinator.machine.stimuli import ChangeAnnounced, ChangeWithdrawn, ConfigChanged, FinishRequested
 from epochal.coordinator.machine.views import document_of, state_file_text
@@ -120,7 +120,7 @@ def test_step_after_the_last_is_refused_and_a_finished_run_changes_nothing() -> 
         driver.send(ChangeAnnounced(9, {"merge.outer_lr": 0.5}))
 
 
-def test_later_announcement_for_the_same_step_adds_to_the_first_and_is_withdrawn_with_it() -> None:
+def test_announcements_for_one_step_add_up_and_are_withdrawn_together() -> None:
     driver = running()
     driver.send(ChangeAnnounced(5, {"merge.outer_lr": 0.5, "merge.local_steps": 2}))
     driver.send(ChangeAnnounced(5, {"merge.outer_lr": 0.25}))

@@ -30,6 +30,11 @@ def first_free_step(run: Run) -> int:
     return run.progress.step + (run.work.promised is not None)
 
 
+def take(run: Run, event: ChangeAnnounced | ChangeWithdrawn) -> Run:
+    """Return the run with a change, or without one. Raises as `announce` and `withdraw` do."""
+    return announce(run, event) if isinstance(event, ChangeAnnounced) else withdraw(run, event)
+
+
 def announce(run: Run, event: ChangeAnnounced) -> Run:
     """Return the run with the change; what is announced for the same step already stays, but for these values.
 
