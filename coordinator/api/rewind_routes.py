@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN, operator_router
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.machine.commands.rewind import choices_of
+from epochal.coordinator.machine.commands.rewinding import choices_of
 from epochal.coordinator.machine.parts.run_identity import LINEAGE_CHARACTERS
 from epochal.coordinator.machine.stimuli import RunRewound
 from epochal.runtime.http.bodies import document_response, read_message

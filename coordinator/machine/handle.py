@@ -20,13 +20,13 @@ from epochal.coordinator.machine import (
     stimuli,
 )
 from epochal.coordinator.machine.blame import release
-from epochal.coordinator.machine.commands import end_of_run, planned_changes, rewind
+from epochal.coordinator.machine.commands import end_of_run, planned_changes, rewinding
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded
 from epochal.coordinator.machine.outcomes import take_update
 from epochal.coordinator.machine.pace import expected_s, train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.round import Round
-from epochal.coordinator.machine.parts.run_identity import CompactedJournal
+from epochal.coordinator.machine.parts.run_identity import CompactedJournal, RunIdentity
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
 from epochal.coordinator.machine.replays import comparison, judging, scores
@@ -96,12 +96,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
     match stimulus:
         case stimuli.Ticked() | stimuli.CoordinatorStarted():
             return checkpoints.ask_next(membership.gathered(run))  # a rest may be over, or a turn
-        case stimuli.RunRestored():
-            return run.with_parts(replace(run.identity, lineage=stimulus.lineage)), ()
-        case stimuli.CoordinatorKeyReplaced():
-            return run.with_parts(
-                replace(run.identity, coordinator_key=stimulus.coordinator_key, lineage=stimulus.lineage)
-            ), ()
+        case stimuli.RunRestored() | stimuli.CoordinatorKeyReplaced():
+            return run.with_parts(_of_new_lineage(run.identity, stimulus)), ()
         case stimuli.RunRewound():
             return _rewound(run, stimulus)
         case stimuli.ClientJoined():
@@ -166,9 +162,14 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return planned_changes.take(run, stimulus), ()
 
 
+def _of_new_lineage(identity: RunIdentity, event: stimuli.RunRestored | stimuli.CoordinatorKeyReplaced) -> RunIdentity:
+    key = event.coordinator_key if isinstance(event, stimuli.CoordinatorKeyReplaced) else identity.coordinator_key
+    return replace(identity, coordinator_key=key, lineage=event.lineage)
+
+
 def _rewound(run: Run, event: stimuli.RunRewound) -> Handled:
-    """Return the run that waits for its members in the branch that begins. Raises as `rewind.rewind`."""
-    before, (after, told) = run.clock.phase, rewind.rewind(run, event)
+    """Return the run that waits for its members in the branch that begins. Raises as `rewinding.rewind`."""
+    before, (after, told) = run.clock.phase, rewinding.rewind(run, event)
     if after is run:
         return run, ()
     phase, reason = destination(before, "rewound"), f"an operator took the run back to step {event.to_step}"

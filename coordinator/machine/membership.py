@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 
-from epochal.coordinator.machine.commands.planned_changes import codecs_of
 from epochal.coordinator.machine.datasets import check_dataset, vote
 from epochal.coordinator.machine.instructions import MembershipChanged
 from epochal.coordinator.machine.parts.admissions import Applicant, invitation_denial, with_use
@@ -16,6 +15,7 @@ from epochal.coordinator.machine.parts.speed import UNKNOWN
 from epochal.coordinator.machine.parts.verification import UNTRUSTED
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ClientBecameReady, ClientJoined
+from epochal.state.codecs.codecs_by_name import spoken_as
 from epochal.state.config.state_file import Access, StateFile
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import PROTOCOL_VERSION
@@ -99,7 +99,7 @@ def check_join(members: RunMembers, state_file: StateFile, event: ClientJoined, 
             Refusal.UNSUPPORTED_PROTOCOL,
             f"the client speaks protocol {event.capabilities.protocol}, the coordinator {PROTOCOL_VERSION}",
         )
-    for codec in sorted(codecs_of(state_file) - set(event.capabilities.codecs)):
+    for codec in sorted(_codecs_of(state_file) - set(event.capabilities.codecs)):
         spoken = ", ".join(event.capabilities.codecs) or "none"
         raise Refused(
             Refusal.UNSUPPORTED_CODEC,
@@ -244,3 +244,9 @@ def become_ready(run: Run, event: ClientBecameReady) -> Handled:
     agrees = report.data_fingerprint == run.data.fingerprint
     change = "ready" if agrees else "waits: the run is on other data"
     return run, (MembershipChanged(event.client_id, change, ready, run.clock.now_s),)
+
+
+def _codecs_of(state_file: StateFile) -> frozenset[str]:
+    """Return the codecs of the run's results, those of changes included, as a client declares them."""
+    files = (state_file, *(state_file.at(change.at_step) for change in state_file.changes))
+    return frozenset(spoken_as(one.merge.codec_name) for one in files)

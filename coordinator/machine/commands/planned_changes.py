@@ -12,7 +12,6 @@ from pydantic import ValidationError
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import ChangeAnnounced, ChangeWithdrawn
-from epochal.state.codecs.codecs_by_name import spoken_as
 from epochal.state.config.mistakes import mistakes_in
 from epochal.state.config.planned_changes import MAX_CHANGES, PlannedChange
 from epochal.state.config.rules import RULES
@@ -108,12 +107,6 @@ def mixed(run: Run) -> Run:
     if changes == run.identity.state_file.changes:
         return run
     return run.with_parts(run.identity.with_state_file(run.identity.state_file.model_copy(update={"changes": changes})))
-
-
-def codecs_of(state_file: StateFile) -> frozenset[str]:
-    """Return the codecs of the run's results, those of changes included, as a client declares them."""
-    files = (state_file, *(state_file.at(change.at_step) for change in state_file.changes))
-    return frozenset(spoken_as(one.merge.codec_name) for one in files)
 
 
 def _wrong_step(run: Run, step: int) -> list[Mistake]:

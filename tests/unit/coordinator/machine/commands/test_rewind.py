@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.commands.rewind import MAX_SKIPPED, choices_of, work_after
+from epochal.coordinator.machine.commands.rewinding import MAX_SKIPPED, choices_of, work_after
 from epochal.coordinator.machine.instructions import Rewound, SweepBlobs
 from epochal.coordinator.machine.parts.run_work import RunWork, WorkAtCheckpoint
 from epochal.coordinator.machine.views import blobs_needed, document_of, expected_blob
