@@ -495,6 +495,11 @@ def test_own_mix_is_said_to_lend_credentials_to_what_it_names(tmp_path: Path) ->
     assert dict(permissions_in_words(Permissions.of_volunteer(), str(tmp_path)))["credentials"] == "sent to nobody"
 
 
+def test_client_says_that_samples_may_name_images_in_a_folder(tmp_path: Path) -> None:
+    words = dict(permissions_in_words(Permissions.of_volunteer([tmp_path / "a"]), None, tmp_path))
+    assert words["files"] == f"{tmp_path / 'a'}, {tmp_path}, for images that samples name"
+
+
 @pytest.mark.nightly
 async def test_doctor_says_first_what_the_run_may_use() -> None:
     ran = await run_command("doctor", f"http://127.0.0.1:{free_port()}", "--credentials-for", "store.example", "--json")
