@@ -93,6 +93,7 @@ class TrustRun(Run):
         fields = {field.name: found[field.name] for field in dataclasses.fields(Played)}
         for name in ("convicted", "flagged", "ended", "applied"):
             fields[name] = {int(number): value for number, value in fields[name].items()}
+        fields["curve"] = [(step, loss) for step, loss in fields["curve"]]
         fields["judged"] = [Judged(*one) for one in fields["judged"]]
         return Played(**fields)
 
