@@ -77,6 +77,7 @@ class Rule(StrEnum):
         "a free table for a model's class, which checks it; the class is of an installed package, and allowed like one"
     )
     COMPUTED = "a parameter of the computation: at worst the client computes in vain, or ends for want of memory"
+    OTHER_FIELDS = "values of a few other fields of the state file, checked as these"
     OPERATOR = "kept to the coordinator: a client is not sent it, and ignores it"
 
 
@@ -115,6 +116,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
     Rule.STORE_ORIGIN: ("UploadGrant.url", "UploadGrant.headers"),
     Rule.PACKAGE: ("StateFile.packing.task_encoder",),
     Rule.MODEL: ("*.hf", "*.custom"),
+    Rule.OTHER_FIELDS: ("StateFile.changes[].values",),
     Rule.TOKEN: ("Challenge.nonce", "Session.session_token", "Session.data_ticket"),
     Rule.TIMER: (
         "*.expires_in_s",
@@ -192,6 +194,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "StateFile.model.LLM.lr_schedule.*",
         "StateFile.model.LLM.optimizer.*",
         "StateFile.merge.max_abs",
+        "StateFile.changes[].*",
         "Outcome.entries[].norm",
         "Outcome.entries[].factor",
         "ResultsPage.results[].norm",
