@@ -46,7 +46,7 @@ class RunWork(WireDocument):
         carried: batches of earlier rounds that no outcome applied, in the order of their next attempts.
         suspects: batches that failed and are attempted alone.
         quarantined: batches that left the run.
-        skipped: batches that an operator passed over as the run went back (`coordinator/machine/commands/rewinding.py`), in order.
+        skipped: batches that an operator passed over as the run went back (`commands/rewinding.py`), in order.
         next_assignment_seed: the last round's seed, which permutes the next one's proven clients; None before a round.
         promised: the work of the next round, if it was drawn ahead and the last round was applied. Its batches are
             still carried, or beyond the cursor.
