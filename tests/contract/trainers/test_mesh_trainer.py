@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import importlib.util
+import json
 import os
 import signal
 import tempfile
@@ -309,7 +310,7 @@ async def packing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Sha
 async def test_mesh_trains_on_packed_rows_as_one_process_does(
     packing: SharedMesh, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await assert_packs_as_alone(packing.trainer, packing.state, caplog)
+    await assert_packs_as_alone(packing.trainer, packing.state, packing.temporary, caplog)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -338,10 +339,12 @@ async def test_sample_that_a_mesh_cannot_pack_names_its_batch(packing: SharedMes
 async def test_mesh_of_another_shape_trains_on_packed_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = packed_state(tmp_path, packing={"method": "padded"})
     async with opened(state, "data=2,tensor=2", 3) as trainer:
-        await assert_packs_as_alone(trainer, state, caplog)
+        await assert_packs_as_alone(trainer, state, tmp_path, caplog)
 
 
-async def assert_packs_as_alone(trainer: MeshTrainer, state: StateFile, caplog: pytest.LogCaptureFixture) -> None:
+async def assert_packs_as_alone(
+    trainer: MeshTrainer, state: StateFile, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     alone = open_trainer("numpy", state, state.model.LLM.spec, InlineWorker())
     wanted, _ = await rounds(alone, PLAN, START, lambda: packed_data(state, PLAN), 2)
     rows = [row async for row in packed_data(state, PLAN) if row.sample_count]
@@ -349,6 +352,10 @@ async def assert_packs_as_alone(trainer: MeshTrainer, state: StateFile, caplog: 
         found, _ = await rounds(trainer, PLAN, START, nothing, 2)
     trainer.roll_back_inner_state()
     assert_alike(found, wanted)
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    records = [json.loads(lines[one]) for part in PLAN.assignment for one in part.to_data_ids(3)]
+    tokens = sum(len(record["prompt"] + record["completion"]) for record in records)
+    assert {one.sample_tokens for one in found} == {tokens}, "without padding"
     for log in [one.__dict__ for one in caplog.records if one.getMessage() == "mesh_round"]:
         assert log["rows"] == sum(log["rows_loaded"]) == len(rows), "each row once"
         assert min(log["rows_loaded"]) > 0, "no process is idle"
