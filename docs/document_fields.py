@@ -165,7 +165,6 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "RunDocument.*cursor",
         "RunDocument.*batches",
         "RunDocument.*_count",
-        "RunDocument.rewound.branch",
         "RunDocument.round.attempt",
         "RunDocument.round.height",
         "RunDocument.data_indices_applied",

@@ -62,8 +62,6 @@ AssetsOption = Annotated[
     typer.Option(
         "--assets",
         metavar="DIR",
-        exists=True,
-        file_okay=False,
         help="Folder of the images that samples name by their paths. A package's trainer reads no other file for them.",
     ),
 ]
@@ -87,6 +85,8 @@ def torch_options(
     given = (device, precision, micro_batch, gpu_memory, *base, assets)
     if not compiles and all(one is None for one in given):
         return None
+    if assets is not None and not assets.is_dir():
+        raise InvalidInput(f"--assets {assets}: there is no such folder")
     rows = parse_micro_batch(micro_batch or "auto")
     memory_bytes = None if gpu_memory is None else parse_gpu_memory(gpu_memory)
     plain = TorchOptions(device or "auto", precision or "auto", compiles, rows, memory_bytes)
