@@ -6,7 +6,6 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from epochal.state.config.data_location import SeedBytes, Server
 from epochal.state.config.mistakes import Rule, parse_file, show
-from epochal.state.config.model_table import DataType
 from epochal.state.config.schema import PathText, Positive, Section, TokenSize
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidConfig, Mistake
@@ -81,8 +80,9 @@ def check_sequence_length(state: StateFile, state_source: str, data: DataConfig,
 
 def _length_mistakes(state: StateFile, state_source: str, data: DataConfig) -> list[Mistake]:
     llm = state.model.LLM
-    if llm.data_type is DataType.FINETUNING:
-        line = f'neither it nor token_size: model.LLM.data_type in {state_source} is "Finetuning", which packs samples'
+    if llm.data_type.reads_records:
+        kind = f'model.LLM.data_type in {state_source} is "{llm.data_type.value}"'
+        line = f"neither it nor token_size: {kind}, whose samples have any length"
         return [] if data.seq_len is None else [Mistake("seq_len", show(data.seq_len), line)]
     if data.seq_len == llm.max_seq_len:
         return []

@@ -10,7 +10,6 @@ from epochal.state.config.data_location import (
     DummyData,
     Http,
     NumberedFiles,
-    Server,
     WeightedHttp,
 )
 from epochal.state.config.mistakes import show
@@ -33,10 +32,7 @@ _PACKED = (
     '`data_location = { Local = "folder of JSON lines" }`, `{ Preprocessed = "folder of parquet files" }`, or '
     "`Http` or `Server` of such files, as Finetuning packs samples"
 )
-_IMAGES = (
-    '`data_location = { Local = "folder of JSON lines" }`, or `Http` of such files: a data server sends tokens of '
-    "samples of one length, no records with images"
-)
+_IMAGES = '`data_location = { Local = "folder of JSON lines" }`, or `Http` or `Server` of such files'
 _HF = (
     "the keys of the model's `config.json` as a table `[model.LLM.hf]`, or, where the operator makes the first "
     "checkpoint, `checkpoint = { Hub = … }`, or another place that holds one"
@@ -86,7 +82,7 @@ def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> I
         yield Mistake("model.LLM.hf", None, _HF)
     if llm.data_type is DataType.FINETUNING and isinstance(location, DummyData):
         yield Mistake("model.LLM.data_location", show(plain["data_location"]), _PACKED)
-    if llm.data_type is DataType.MULTIMODAL and isinstance(location, Server | DummyData):
+    if llm.data_type is DataType.MULTIMODAL and isinstance(location, DummyData):
         yield Mistake("model.LLM.data_location", show(plain["data_location"]), _IMAGES)
     if isinstance(location, WeightedHttp) and location.is_unpinned:
         line = PINNED_LINE.format(place=location.place)

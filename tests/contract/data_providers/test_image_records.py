@@ -1,4 +1,4 @@
-"""Samples of text and images are the same, byte for byte, from files, over HTTP, compressed, in tars and in parquet."""
+"""Samples of text and images are the same, byte for byte, over HTTP and TCP, compressed, in tars and rows of parquet."""
 
 import gzip
 import io
@@ -15,16 +15,19 @@ from epochal.batching.packing.datum_rows import DatumRows
 from epochal.batching.packing.samples import raw_samples
 from epochal.data_providers.fetcher import FetchSettings
 from epochal.data_providers.locations import parse_location
-from epochal.data_providers.open_data import OpenOptions, open_location
+from epochal.data_providers.open_data import OpenOptions, open_described, open_location, served_shape
 from epochal.data_providers.protocol import MAX_REQUEST_BYTES, DatasetSpec
 from epochal.runtime.permissions import OWNERS
+from epochal.state.config.data_file import parse_data_config
 from epochal.state.config.data_location import Preprocessed
+from epochal.state.config.data_location import Server as DataServerPlace
 from epochal.state.intervals import DataIds
 from epochal.state.reader_limits import MAX_LINE_BYTES
 from tests.support.data.image_samples import image, pointer, sample, tokens, write_samples
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
 from tests.support.servers.data_http import FileServer, http_server
+from tests.support.servers.data_server import HOST, serving
 
 SAMPLES = [
     sample(image(100 + number), pointer(f"é/{number}.png"), tokens(number, 7), weights=[0.5, number])
@@ -33,7 +36,8 @@ SAMPLES = [
 
 
 async def datums_at(location: Any) -> list[Datum]:
-    provider = await open_location(location, DatasetSpec(2, 64), OpenOptions("run", None, OWNERS, packs=True))
+    options = OpenOptions("run", lambda: "good", OWNERS, packs=True)
+    provider = await open_location(location, DatasetSpec(2, 64), options)
     assert provider.sequence_count is not None
     rows = DatumRows(64, None)
     found: list[Datum] = []
@@ -85,6 +89,12 @@ async def test_samples_are_the_same_wherever_they_lie(tmp_path: Path) -> None:
         for place in places:
             location = Preprocessed(str(place)) if str(place).endswith("parquet") else parse_location(str(place))
             assert [plain(datum) for datum in await datums_at(location)] == wanted, place
+    config = parse_data_config('dir = "a"\n', "data.toml")
+    served = await open_described(config, tmp_path)
+    async with serving(served, spec=served_shape(config, served)) as (_, address):
+        server = DataServerPlace(f"{HOST}:{address.port}")
+        assert [plain(datum) for datum in await datums_at(server)] == wanted
+    await served.aclose()
 
 
 @pytest.mark.parametrize("length", [1, 4096])

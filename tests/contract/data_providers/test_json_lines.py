@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from epochal.batching.packing.samples import RawSample
 from epochal.batching.packing.task_encoder import EncoderContext, TaskEncoder
-from epochal.data_providers import protocol
 from epochal.data_providers.formats import json_lines as lines_module
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
 from epochal.data_providers.open_data import OpenOptions, open_location
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TooManyBytes
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.runtime.permissions import OWNERS
@@ -107,9 +106,8 @@ async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pyte
         await open_lines(write(tmp_path / "long.jsonl", ["[1]", "x" * 40]))
     path = write(tmp_path / "a.jsonl", RECORDS[:4])
     provider = await open_lines(path)
-    monkeypatch.setattr(protocol, "MAX_REQUEST_BYTES", 40)
-    with pytest.raises(Rejected, match="more than 40 bytes"):
-        await records(provider, 0, 3)
+    with pytest.raises(TooManyBytes, match="more than 40 bytes"):
+        await provider.get_samples(DataIds(0, 3), 40)
     path.write_text("{}\n")
     with pytest.raises(CorruptData, match="and now has 3"):
         await records(provider, 0, 0)
@@ -136,9 +134,7 @@ async def test_location_to_be_packed_is_json_lines_or_parquet(tmp_path: Path) ->
     pyarrow.parquet.write_table(pyarrow.table({"inputs": [[1] * 40]}), tmp_path / "rows" / "a.parquet")
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens" / "a.bin").write_bytes(bytes(64))
-    (tmp_path / "data.toml").write_text(
-        f'dir = "lines"\ntoken_size = 2\nseq_len = 16\nshuffle_seed = {list(range(32))}\n'
-    )
+    (tmp_path / "data.toml").write_text(f'dir = "lines"\nshuffle_seed = {list(range(32))}\n')
     assert isinstance(await open_as(tmp_path / "lines"), RecordsDataProvider)
     assert isinstance(await open_as(tmp_path / "lines" / "train.jsonl"), RecordsDataProvider)
     shuffled = await open_as(tmp_path / "data.toml")

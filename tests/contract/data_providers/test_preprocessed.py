@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from epochal.data_providers import protocol
 from epochal.data_providers.formats import columns
 from epochal.data_providers.open_data import OpenOptions, open_location
-from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable, TooManyBytes
 from epochal.data_providers.providers import preprocessed
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
 from epochal.runtime.permissions import OWNERS
@@ -232,9 +231,8 @@ async def test_request_of_too_much_is_rejected_and_decoded_groups_are_bounded(
     for number in range(40):
         await provider.get_samples(DataIds(number, number))
         assert provider._decoded_bytes <= 5000
-    monkeypatch.setattr(protocol, "MAX_REQUEST_BYTES", 1000)
-    with pytest.raises(Rejected, match="ask for fewer"):
-        await provider.get_samples(DataIds(0, 5))
+    with pytest.raises(TooManyBytes, match="ask for fewer"):
+        await provider.get_samples(DataIds(0, 5), 1000)
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

@@ -120,7 +120,7 @@ def test_inspect_reads_a_data_toml_with_its_own_sequence_length(tmp_path: Path) 
 def test_inspect_shows_a_folder_of_json_lines(tmp_path: Path, place: str) -> None:
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples" / "train.jsonl").write_text('{"text": "one"}\n{"text": "two"}\n')
-    (tmp_path / "data.toml").write_text('dir = "samples"\ntoken_size = "TwoBytes"\nseq_len = 20\n')
+    (tmp_path / "data.toml").write_text('dir = "samples"\n')
     report = inspected(tmp_path / (place or "samples"))
     assert (report["kind"], report["sequences"], text_in(report)) == ("JSON lines", 2, "one")
 

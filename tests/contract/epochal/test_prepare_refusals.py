@@ -48,4 +48,5 @@ def test_out_that_is_a_file_is_refused_with_what_is_allowed(tmp_path: Path) -> N
 
 def test_source_that_is_not_there_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     ran = run_main("prepare", str(tmp_path / "none"), "--tokenizer", "bytes", "--out", str(tmp_path / "data"))
-    ran.expect(2, "none cannot be read: No such file or directory; allowed: a file or folder on this machine, http")
+    allowed = "a file or folder on this machine (also as file:///PATH), http"
+    ran.expect(2, f"none cannot be read: No such file or directory; allowed: {allowed}")

@@ -35,7 +35,7 @@ LEARNT = {
         "data_fingerprint kind token_size_bytes sequence_length sample_count shuffle file_count total_bytes files "
         "identified_by content"
     ),
-    "batches": "step attempt received tokens ahead_samples dropped_samples",
+    "batches": "step attempt received tokens sample_tokens ahead_samples dropped_samples",
     "losses, gradient norms": "loss gradient_norm",
     "sizes and times": (
         "idle_ms replica_ms encode_ms upload_ms attest_ms download_ms merge_ms uploaded_bytes downloaded_bytes train_s "

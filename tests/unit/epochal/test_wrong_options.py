@@ -47,7 +47,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*CLIENT, "--mesh", "data=2", "--upload", "1mbit"), "--upload and --download do not go with --mesh"),
         (
             (*CLIENT, "--trainer", "numpy", "--gpu-memory", "8gb"),
-            "--base and --base-precision go with --trainer torch or that of a package, not with numpy",
+            "--base, --base-precision and --assets go with --trainer torch or that of a package, not with numpy",
         ),
         ((*CLIENT, "--gpu-memory", "8"), "--gpu-memory '8': allowed: a number and mb or gb, such as 8gb, from 256mb"),
         (("invite", "http://127.0.0.1:1", "--uses", "0"), "--uses 0: allowed: 1 to 10000 clients"),

@@ -47,7 +47,8 @@ async def test_evaluation_is_shown_in_history_and_status(coordinator: Served) ->
     assert (await send(coordinator)).status_code == 204
     (found,) = await history(coordinator)
     assert found.pop("recorded_s") > 0
-    assert found == {key: value for key, value in REPORT.items() if key != "replica_digest"} | {"benchmark": None}
+    recorded = {"benchmark": None, "is_dropped": False}
+    assert found == {key: value for key, value in REPORT.items() if key != "replica_digest"} | recorded
     status = (await coordinator.http.get(f"{coordinator.run_url}/status")).json()
     assert [(one["name"], one["loss"]) for one in status["evaluations"]] == [("validation", 2.5)]
 

@@ -161,7 +161,7 @@ NOT_JOINED = f"{PROOF} does not end where segment \\d+ begins"
 ZEROS = "00" * 32
 HARMS: dict[str, tuple[Callable[[Path], None], str]] = {
     "a batch less": (moved_end(-1), f"{PROOF}: missing: 1 batch, from"),
-    "a batch more": (moved_end(1), f"{PROOF}: (batches .* were applied although|1 batches are applied and also)"),
+    "a batch more": (moved_end(1), f"{PROOF}: (batches .* were applied although|applied more than once: 1 batch)"),
     "a batch twice": (
         edited(lambda proof: {"applied_count": proof["applied_count"] + 1}),
         f"{PROOF}: applied more than once: 1 batch",

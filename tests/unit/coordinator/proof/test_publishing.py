@@ -283,4 +283,4 @@ def test_commands_publish_and_audit(run_dir: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["", "ftp://host/folder", "s3://bucket", "az://account/c"])
 def test_place_that_is_none_is_refused(place: str) -> None:
-    run_main("publish", "run", place).expect(2, "allowed: a folder, s3://BUCKET/FOLDER")
+    run_main("publish", "run", place).expect(2, "allowed: a folder (also as file:///PATH), s3://BUCKET/FOLDER")
