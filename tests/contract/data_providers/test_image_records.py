@@ -1,4 +1,4 @@
-"""Samples of text and images are the same, byte for byte, over HTTP and TCP, compressed, in tars and rows of parquet."""
+"""Samples of text and images are the same, byte for byte, over HTTP and TCP, compressed, in tars and in parquet."""
 
 import gzip
 import io
