@@ -94,7 +94,7 @@ class Intake:
 
     async def check_result_size(self, commitment: ResultCommitment) -> None:
         """Raise `Refused` (`blob-too-large`) if a result is larger than the model implies; else as `layout` does."""
-        codec = self.service.run.identity.state_file.at(commitment.step).merge.codec_name
+        codec = self.service.merge_at(commitment.step).codec_name
         check_size("result", commitment.size_bytes, result_size_bound(await self.layout(), codec))
 
     def expected(self, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:

@@ -140,7 +140,8 @@ class CoordinatorService:
 
     def merge_at(self, step: int) -> MergeConfig:
         """Return how the run merges in a step."""
-        return self.run.identity.state_file.at(step).merge
+        run = self.run
+        return (run.state_file if step == run.progress.step else run.identity.state_file.at(step)).merge
 
     @property
     def published(self) -> Published:
