@@ -25,16 +25,17 @@ def read_image(pointer: ImageAssetPointerChunk, folder: Path | None) -> bytes:
         raise TrainerFailed(f"{place} is not on this machine; allowed: a path below --assets, which alone is read")
     if folder is None:
         raise TrainerFailed(f"{place} is a path on this machine; allowed: --assets DIR, the folder that holds it")
-    path = (folder / pointer.location).resolve()
-    if not path.is_relative_to(folder.resolve()):
-        raise TrainerFailed(f"{place} leads to {path}; allowed: files below --assets {folder}")
-    if not path.is_file():
-        raise TrainerFailed(f"{place}: there is no file {path}")
     try:
+        path = (folder / pointer.location).resolve()
+        if not path.is_relative_to(folder.resolve()):
+            raise TrainerFailed(f"{place} leads to {path}; allowed: files below --assets {folder}")
+        if not path.is_file():
+            raise TrainerFailed(f"{place}: there is no file {path}")
         with path.open("rb") as file:
             data = file.read(MAX_IMAGE_BYTES + 1)
-    except OSError as error:
-        raise TrainerFailed(f"{place}: {reason_of(error)}") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to each other
+        reason = reason_of(error) if isinstance(error, OSError) else "its links lead to each other"
+        raise TrainerFailed(f"{place}: {reason}") from error
     if len(data) > MAX_IMAGE_BYTES:
         raise TrainerFailed(f"{place} has more than {MAX_IMAGE_BYTES} bytes, the most that are allowed")
     if not data.startswith(FIRST_BYTES[pointer.format]):

@@ -22,6 +22,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "secret.png").write_bytes(PNG)
     (found / "link.png").symlink_to(tmp_path / "secret.png")
     (found / "inner.png").symlink_to(found / "a.png")
+    (found / "loop.png").symlink_to(found / "loop.png")
     return found
 
 
@@ -41,6 +42,8 @@ def test_file_below_the_folder_is_read(folder: Path, location: str, form: ImageF
         ("../secret.png", "secret.png; allowed: files below --assets"),
         ("none.png", "there is no file "),
         ("more", "there is no file "),
+        ("n" * 300, "File name too long"),
+        ("loop.png", "'loop.png': "),  # the words depend on the version of Python
         ("large.png", f"has more than {MAX_IMAGE_BYTES} bytes"),
         ("more/b.jpg", "is no png; allowed: a file that begins as png does"),
     ],
