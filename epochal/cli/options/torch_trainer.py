@@ -62,6 +62,7 @@ AssetsOption = Annotated[
     typer.Option(
         "--assets",
         metavar="DIR",
+        parser=local_path,
         help="Folder of the images that samples name by their paths. A package's trainer reads no other file for them.",
     ),
 ]

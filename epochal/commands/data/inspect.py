@@ -15,7 +15,7 @@ from epochal.batching.data_check import IMAGES_ADVICE, DataFindings, DataNeeds, 
 from epochal.batching.packing.datum_rows import DatumRows
 from epochal.batching.packing.packed_batches import Packing
 from epochal.batching.packing.samples import raw_samples
-from epochal.cli.options.shared import JsonOption
+from epochal.cli.options.shared import JsonOption, local_path
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.file_names import LINES_SUFFIXES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import AnyLocation, parse_location
@@ -28,6 +28,7 @@ from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.config.data_location import Local, Preprocessed, Server
+from epochal.state.config.file_urls import path_of
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import DataError, InvalidInput
 from epochal.state.intervals import DataIds
@@ -178,7 +179,8 @@ async def _inspect(asked: _Asked, decode: Decode | None, as_json: bool) -> None:
             if asked.run is not None:
                 findings.problems += fingerprint_problems(asked.run, provider)
             parts = await _first_sample(provider, asked.run, decode)
-            shown = without_secrets(asked.shown) if "://" in asked.shown else asked.shown
+            shown = path_of(asked.shown)
+            shown = without_secrets(shown) if "://" in shown else shown
             report = report_on(shown, provider, parts, findings)
     except DataError as error:
         raise InvalidInput(error.message, **error.context) from error
@@ -239,7 +241,7 @@ def _record_of(first: TokenBatch) -> Any:
 
 
 def manifest(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of token files.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", parser=local_path, help="Folder of token files.")],
     block_bytes: Annotated[
         int, typer.Option(help="Number of bytes in a block, each of which has its hash.")
     ] = DEFAULT_BLOCK_BYTES,
@@ -262,7 +264,9 @@ def manifest(
         say(f"note: {written.unknown[0]}{more}: the manifest does not say with which tokenizer, as it does of others")
 
 
-def verify(folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a manifest.")]) -> None:
+def verify(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", parser=local_path, help="Folder with a manifest.")],
+) -> None:
     """Compare every byte of a folder's files with its manifest."""
     count = verify_folder(folder, data_names(folder, TOKEN_DATA_SUFFIXES) if folder.is_dir() else ())
     say(f"{folder}: the manifest matches {counted(count, 'file')}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epochal.cli.options.notified import missing_variables
+from epochal.cli.options.shared import local_path
 from epochal.cli.output.printing import run_to_end
 from epochal.state.config.data_file import DataConfig, check_together
 from epochal.state.config.state_file import StateFile
@@ -25,7 +26,11 @@ def check(
     state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")],
     data_config: Annotated[
         Path | None,
-        typer.Option(metavar="DATA.toml", help="Also check this file of a data server, and whether it fits the run."),
+        typer.Option(
+            metavar="DATA.toml",
+            parser=local_path,
+            help="Also check this file of a data server, and whether it fits the run.",
+        ),
     ] = None,
     network: Annotated[
         bool, typer.Option("--network", help="Also open data behind URLs and in buckets, not only on this machine.")
@@ -70,6 +75,7 @@ class _Checked:
         self.facts: list[str] = []
         self._state: tuple[StateFile, Path] | None = None
         self._data: tuple[DataConfig, Path] | None = None
+        self._data_named = False
         self._fingerprint: str | None = None
 
     def read_state_file(self, path: Path) -> None:
@@ -86,6 +92,7 @@ class _Checked:
         ]
 
     def read_data_file(self, path: Path) -> None:
+        self._data_named = True
         try:
             config = read_data_config(path)
             self._data = config, path
@@ -102,8 +109,9 @@ class _Checked:
             state, path = self._state or (None, None)
             if state is not None:
                 self._take(await open_what_state_names(state, str(path), with_network=network))
-            if self._data is not None:
+            if self._data_named:
                 self.notes = [note for note in self.notes if "--data-config" not in note]
+            if self._data is not None:
                 self._take(await open_what_data_file_names(*self._data, state))
 
         run_to_end(opened())

@@ -22,6 +22,7 @@ from epochal.cli.options.shared import (
     TlsCertOption,
     TlsKeyOption,
     VerboseOption,
+    local_path,
 )
 from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.people_lines import first_start_box
@@ -97,7 +98,9 @@ def coordinator(
     state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of the run.")],
     data_config: Annotated[
         Path | None,
-        typer.Option(metavar="DATA.toml", help="Also serve the run's data over TCP, as this file says."),
+        typer.Option(
+            metavar="DATA.toml", parser=local_path, help="Also serve the run's data over TCP, as this file says."
+        ),
     ] = None,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8000,

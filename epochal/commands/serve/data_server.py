@@ -14,6 +14,7 @@ from epochal.cli.options.shared import (
     MetricsHostOption,
     TlsKeyOption,
     VerboseOption,
+    local_path,
     trusted,
 )
 from epochal.cli.output.logs import LogFormat, start_logging
@@ -40,7 +41,11 @@ DATA_FILE = "data.toml"
 def data_server(
     data_path: Annotated[
         Path,
-        typer.Argument(metavar="DATA.toml", help="File that describes the data, or the folder of `epochal prepare`."),
+        typer.Argument(
+            metavar="DATA.toml",
+            parser=local_path,
+            help="File that describes the data, or the folder of `epochal prepare`.",
+        ),
     ],
     coordinator_url: Annotated[
         str, typer.Option("--coordinator", metavar="URL", help="Address of the run's coordinator.")

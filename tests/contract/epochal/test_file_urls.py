@@ -20,7 +20,7 @@ from epochal.state.intervals import DataIds
 from epochal.tools.init.choices import chosen_data
 from epochal.tools.published_place import published_files
 from epochal.trainers.sources.open_model import parse_source
-from tests.support.data.states import state_file
+from tests.support.data.states import state_file, state_text
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 from tests.support.models.model_files import write_model
@@ -62,13 +62,25 @@ def test_data_of_a_url_are_those_of_its_manifest(prepared: Path) -> None:
         json.loads(run_main("data", "inspect", place, "--json").out)
         for place in (str(prepared / "train"), (prepared / "train").as_uri())
     ]
-    assert shown[0]["fingerprint"] == shown[1]["fingerprint"]
+    assert shown[0] == shown[1]
+    run_main("data", "verify", (prepared / "train").as_uri()).expect(0, f"{prepared / 'train'}: the manifest matches")
     location = {"Local": (prepared / "train").as_uri()}
     assert len(asyncio.run(tokens_at(location))) == 4 * SEQ_LEN
     shard = next((prepared / "train").glob("*.bin"))
     shard.write_bytes(bytes(shard.stat().st_size))
     with pytest.raises(CorruptData, match="manifest"):
         asyncio.run(tokens_at(location))
+
+
+def test_folder_of_a_url_gets_its_manifest_and_a_run_its_data_file(tmp_path: Path) -> None:
+    data = tmp_path / "some data"
+    data.mkdir()
+    np.zeros(1000, "<u2").tofile(data / "tokens.bin")
+    run_main("data", "manifest", data.as_uri()).expect(0, f"{data / MANIFEST_NAME}: 1 file")
+    state, described = tmp_path / "state.toml", tmp_path / "data.toml"
+    state.write_text(state_text(model__LLM__data_location={"Server": "127.0.0.1:9"}, model__LLM__max_seq_len=SEQ_LEN))
+    described.write_text(f'dir = "{data.as_uri()}"\ntoken_size = 2\nseq_len = {SEQ_LEN}\n')
+    run_main("check", str(state), "--data-config", described.as_uri()).expect(0, f"is valid, and {described} fits it")
 
 
 async def test_mix_names_its_sources_by_url_and_is_named_by_one(tmp_path: Path) -> None:
@@ -125,6 +137,13 @@ def test_tokenizer_of_a_preparation_is_found_by_url(tmp_path: Path) -> None:
         (("evaluate", ".", "--data", "file://host/x"), "data location 'file://host/x': a file URL is file:///PATH"),
         (("data", "inspect", "file:///nope.bin"), "/nope.bin"),
         (("data", "inspect", "file://data/x"), "an absolute path of this machine, and no host"),
+        (("data", "manifest", "file://data/x"), "path 'file://data/x': a file URL is"),
+        (("data", "verify", "file:x"), "path 'file:x': a file URL is file:///PATH"),
+        (("data-server", "file:d.toml", "--coordinator", "http://127.0.0.1:1"), "path 'file:d.toml': a file URL is"),
+        (("coordinator", "s.toml", "--data-config", "file://h/d.toml"), "path 'file://h/d.toml': a file URL is"),
+        (("check", "s.toml", "--data-config", "file://h/d.toml"), "path 'file://h/d.toml': a file URL is"),
+        (("client", "http://127.0.0.1:1", "--assets", "file://h/x"), "path 'file://h/x': a file URL is"),
+        (("client", "http://127.0.0.1:1", "--assets", "file:///nope"), "--assets /nope: there is no such folder"),
         (("prepare", "file:///nope.txt", "--tokenizer", "bytes", "--out", "o"), "/nope.txt cannot be read: No such"),
         (("prepare", "file:a.txt", "--tokenizer", "bytes", "--out", "o"), "source 'file:a.txt': a file URL is"),
         (("prepare", "a.txt", "--tokenizer", "file://h/t", "--out", "o"), "tokenizer 'file://h/t': a file URL is"),

@@ -163,6 +163,12 @@ def test_check_says_what_it_does_not_open(tmp_path: Path, location: Any, reason:
     checked(tmp_path, located(location)).expect(0, "was not opened", reason)
 
 
+def test_check_asks_for_no_data_file_that_was_named_with_a_mistake(tmp_path: Path) -> None:
+    ran = checked(tmp_path, located({"Server": "127.0.0.1:9"}), 'dir = "file://host/x"\n')
+    ran.expect(2, 'dir is "file://host/x"')
+    assert "--data-config" not in ran.err
+
+
 def test_check_with_network_opens_urls(tmp_path: Path) -> None:
     state = located({"WeightedHttp": f"http://127.0.0.1:9/mix.json#sha256={64 * '0'}"})
     checked(tmp_path, state, None, "--network").expect(2, "model.LLM.data_location: http://127.0.0.1:9/mix.json")
