@@ -161,7 +161,7 @@ async def open_provider(
 
 async def follow_mix(provider: DataProvider, state: StateFile) -> None:
     """Let a mix have the weights to which the run has changed. Raises `InvalidInput` as `with_later`."""
-    if isinstance(provider, WeightedDataProvider) and state.later_mixes:
+    if isinstance(provider, WeightedDataProvider):
         await provider.follow(state.later_mixes)
 
 

@@ -350,7 +350,7 @@ def _wrong_changes(state: StateFile) -> Iterator[Mistake]:
         if change.at_step <= step:
             yield Mistake(f"{place}.at_step", show(change.at_step), f"above {step}, the step of the change before")
         if not change.values and change.mix is None:
-            yield Mistake(place, "without a change", "`values`, `mix`, or both")
+            yield Mistake(f"{place}.values", "without a change", "`values`, `mix`, or both")
         if change.mix is not None:
             yield from _wrong_mix(state, change, place)
         refused = [path for path in change.values if not may_change(path)]

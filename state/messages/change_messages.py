@@ -1,13 +1,11 @@
 """Messages of an operator on settings that change from a step on."""
 
 from dataclasses import dataclass, field
-from typing import Annotated
-
-from pydantic import Field
 
 from epochal.state.config.changes import Change, differences
 from epochal.state.config.mistakes import show
 from epochal.state.config.planned_changes import ChangedValues, MixWeights
+from epochal.state.config.schema import Positive
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.wire_document import WireDocument
@@ -23,7 +21,7 @@ class ChangeRequest(WireDocument):
         mix: the weights of the mix's sources, by name; None leaves them as they are.
     """
 
-    at_step: Annotated[int, Field(ge=1)]
+    at_step: Positive
     values: ChangedValues = field(default_factory=dict)
     mix: MixWeights = None
 
@@ -69,7 +67,7 @@ class ChangeList(WireDocument):
 
 def announced_changes(state: StateFile, applied_count: int) -> tuple[AnnouncedChange, ...]:
     """Return the changes of a run's state file, of which the first so many are in force."""
-    found, before, mix = [], state.at(0), "as its file says"
+    found, before, mix = [], state.model_copy(update={"changes": ()}).at(0), "as its file says"
     for number, change in enumerate(state.changes):
         after = state.at(change.at_step)
         fields = [FieldChange(one.path, one.before, one.after) for one in differences(before, after)]

@@ -11,6 +11,7 @@ the round under way and the checkpoint that was being made. Members stay, with t
 
 from dataclasses import replace
 
+from epochal.coordinator.machine.commands.planned_changes import mixed
 from epochal.coordinator.machine.instructions import Instruction, ReplaysDropped, Rewound, SegmentEnded, SweepBlobs
 from epochal.coordinator.machine.parts.conduct import Conduct
 from epochal.coordinator.machine.parts.member import Member
@@ -77,8 +78,9 @@ def rewind(run: Run, event: RunRewound) -> Handled:
         SegmentEnded(after.epoch),
         SweepBlobs(),
     )
-    identity = replace(run.identity, lineage=event.lineage)
-    return run.with_parts(identity, after, work, members, _models_after(models, before, step)), told
+    identity = replace(run.identity.back_at(step), lineage=event.lineage)
+    run = run.with_parts(identity, after, work, members, _models_after(models, before, step))
+    return mixed(replace(run, round=None)), told
 
 
 def _under_way(run: Run) -> tuple[BatchId, ...]:

@@ -67,6 +67,14 @@ class RunIdentity(WireDocument):
         count = sum(change.at_step <= step for change in self.state_file.changes)
         return self if count == self.applied_count else self._with_applied(count)
 
+    def back_at(self, step: int) -> "RunIdentity":
+        """Return the identity of a run that goes back to a step: later changes wait, with their mixes."""
+        changes = tuple(
+            change.model_copy(update={"first_batch": None}) if change.at_step > step else change
+            for change in self.state_file.changes
+        )
+        return self.with_state_file(self.state_file.model_copy(update={"changes": changes})).at(step)
+
     def _with_applied(self, count: int) -> "RunIdentity":
         file = self.state_file
         return replace(self, applied_count=count, in_force=file.at(file.changes[count - 1].at_step) if count else None)

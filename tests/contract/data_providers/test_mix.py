@@ -271,4 +271,7 @@ async def test_mix_follows_the_weights_to_which_its_run_has_changed(tmp_path: Pa
         rows = (await provider.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
         assert rows[:first] == before[:first]
         assert rows[first:] == [1000 + first // 2 + number for number in range(10)]
+        await follow_mix(provider, state)
+        rows = (await provider.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
+        assert rows == before, "the change was taken back"
         await provider.aclose()

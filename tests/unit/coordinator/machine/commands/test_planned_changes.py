@@ -11,8 +11,10 @@ from epochal.coordinator.machine.run import snapshot_bytes
 from epochal.coordinator.machine.stimuli import ChangeAnnounced, ChangeWithdrawn, ConfigChanged, FinishRequested
 from epochal.coordinator.machine.views import document_of, state_file_text
 from epochal.state.config.state_file import parse_state
-from epochal.state.errors import Refused
+from epochal.state.errors import InvalidDocument, Refused
+from epochal.state.messages.change_messages import ChangeRequest, announced_changes
 from epochal.state.phase_names import RunState
+from epochal.state.wire import canonical_json, parse_document
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import Driver, in_round, in_warmup, refused
 
@@ -100,7 +102,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ({"merge__outer_momentum": 0.0}, {"merge.outer_momentum": 0.5}, "0, as at the run's start"),
         ({}, {"merge.codec": "sparse"}, "merge.error_feedback is false; allowed: true where merge.codec"),
         ({}, {"config.global_batch_size_start": 10**6}, "at most config.global_batch_size_end"),
-        ({}, {}, "`values`, `mix`, or both"),
+        ({}, {}, "values is without a change; allowed: `values`, `mix`, or both"),
         ({}, {"model.LLM.lr_schedule.Linear.base_lr": 1.0}, "model.LLM.lr_schedule"),
         (MIX, {"merge.inner_state": "keep"}, "fields that may change"),
     ],
@@ -130,6 +132,24 @@ def test_announcements_for_one_step_add_up_and_are_withdrawn_together() -> None:
     assert driver.run.identity.state_file.changes == ()
     with refused("not-found"):
         driver.send(ChangeWithdrawn(5))
+
+
+def test_list_of_changes_names_only_what_differs() -> None:
+    driver = running()
+    for step in (5, 7):
+        driver.send(ChangeAnnounced(step, {"merge.outer_lr": step / 10}))
+    found = announced_changes(driver.run.identity.state_file, 0)
+    assert [[str(field) for field in one.fields] for one in found] == [
+        ["merge.outer_lr: 0.7 → 0.5"],
+        ["merge.outer_lr: 0.5 → 0.7"],
+    ]
+
+
+@pytest.mark.parametrize("step", [0, 2**63])
+def test_request_for_a_step_that_no_run_has_is_refused(step: int) -> None:
+    body = canonical_json({"at_step": step, "values": {"merge.outer_lr": 0.5}})
+    with pytest.raises(InvalidDocument, match="at_step"):
+        parse_document(ChangeRequest, body)
 
 
 def test_edited_state_file_keeps_the_changes_of_the_run() -> None:

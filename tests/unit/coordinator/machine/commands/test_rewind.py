@@ -95,6 +95,53 @@ def test_skipped_batches_stay_so_when_the_run_goes_back_again() -> None:
     assert driver.round.tasks.work.shared == (BatchId(48, 59),)
 
 
+def test_later_changes_wait_again_and_may_be_taken_back() -> None:
+    driver = after_rounds(1)
+    for at_step in (4, 5, 6):
+        driver.send(stimuli.ChangeAnnounced(at_step, {"merge.outer_lr": at_step / 10}))
+    for _ in range(5):
+        if driver.run.models.checkpointing is not None:
+            driver.make_checkpoint()
+        driver.play_round()
+    assert driver.run.state_file.merge.outer_lr == 0.6
+    rewound(driver, 4)
+    assert (driver.run.state_file.merge.outer_lr, driver.run.identity.applied_count) == (0.4, 1)
+    driver.send(stimuli.ChangeWithdrawn(5))
+    driver.send(stimuli.ChangeWithdrawn(6))
+    with refused("not-now"):
+        driver.send(stimuli.ChangeWithdrawn(4))
+    for step in (5, 6):
+        driver.next_round()
+        assert (driver.run.progress.step, driver.run.state_file.merge.outer_lr) == (step, 0.4)
+        driver.play_round()
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("at_step", [4, 5, 6, 7])
+def test_samples_of_a_later_mix_wait_for_its_step_again(skip: bool, at_step: int) -> None:
+    driver = after_rounds(1, model__LLM__data_location={"WeightedHttp": "mix.json"})
+    driver.send(stimuli.ChangeAnnounced(at_step, {}, {"en": 1.0}))
+    for _ in range(6):
+        if driver.run.models.checkpointing is not None:
+            driver.make_checkpoint()
+        driver.play_round()
+    (before,) = driver.run.identity.state_file.changes
+    assert before.first_batch is not None
+    rewound(driver, 4, skip=skip)
+    (after,) = driver.run.identity.state_file.changes
+    assert after.first_batch == {4: before.first_batch, 5: driver.run.work.cursor}.get(at_step)
+    for step in (5, 6, 7):
+        driver.next_round()
+        (change,) = driver.run.identity.state_file.changes
+        given = driver.round.tasks.work.shared
+        assert driver.run.progress.step == step
+        is_new = change.first_batch is not None and given[0].start >= change.first_batch
+        assert is_new == (step >= at_step), "each round has the samples of its own step"
+        driver.play_round()
+        if driver.run.models.checkpointing is not None:
+            driver.make_checkpoint()
+
+
 def test_step_of_no_kept_checkpoint_is_refused_with_those_that_are_kept() -> None:
     driver = after_rounds(5)
     for step in (0, 3, 5, 99):
