@@ -130,7 +130,7 @@ async def test_replica_of_a_run_restored_from_a_backup_is_rebuilt() -> None:
         run.coordinator.restore(backup)
         ends = await run.ends(clients, BOUND_S)
         assert len({end.replica_digest for end in ends}) == 1
-        assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run was restored"]
+        assert [event.reason for event in clients[0].of(ReplicaDistrusted)] == ["the run's history changed"]
 
 
 class NoOutcomes:
