@@ -141,7 +141,8 @@ class CoordinatorService:
     def merge_at(self, step: int) -> MergeConfig:
         """Return how the run merges in a step."""
         run = self.run
-        return (run.state_file if step == run.progress.step else run.identity.state_file.at(step)).merge
+        is_under_way = run.round is not None and run.round.number.step == step
+        return (run.state_file if is_under_way else run.identity.state_file.at(step)).merge
 
     @property
     def published(self) -> Published:
