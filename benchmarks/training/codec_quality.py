@@ -72,9 +72,18 @@ DELAYS = (*(replace(clients_setting(steps), delay=1, outer_lr=EAGER_LR) for step
 MUON_LR = 0.004
 """Better than 0.008 with float32 results and one seed (1.318, 1.367), and than 0.002 after a fifth of the steps."""
 MUONS = tuple(
-    replace(one, optimizer="Muon", base_lr=MUON_LR) for one in (NESTEROV, replace(NESTEROV, codec="int4"), TWO_BITS)
+    replace(one, optimizer="Muon", base_lr=MUON_LR)
+    for one in (
+        *(NESTEROV, replace(NESTEROV, codec="int4"), TWO_BITS),
+        *(clients_setting(RARE.local_steps), replace(TWO_BITS, local_steps=RARE.local_steps)),
+        replace(NESTEROV, codec="int4", inner_state="reset"),
+    )
 )
 """The same with Muon in the place of AdamW; a row is shown once it is measured."""
+MUON_MACHINE = replace(quality.MACHINE, optimizer="Muon", base_lr=MUON_LR)
+"""One machine with Muon."""
+MUON_ROUNDS = tuple(one for one in MUONS if one.codec == "int4" and one.inner_state == "keep")
+"""Whose lengths a new run may have."""
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
@@ -103,13 +112,13 @@ class Row:
         is_dense = not self.setting.codec.startswith("sparse")
         if self.setting in (*TRIED[1:], EAGER) or (self.setting.outer_momentum == 0 and is_dense):
             return SEEDS[:1]
-        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS, *MUONS) else SEEDS
+        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE) else SEEDS
 
     @property
     def losses(self) -> list[float]:
         """The final held-out losses; of what was tried, those of the first seeds that are kept."""
         runs = self.runs
-        if self.setting in (*TRIED, *UPDATES, *DELAYS, *MUONS):
+        if self.setting in (*TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE):
             runs = list(takewhile(lambda run: run.kept() is not None, runs))
         return [run.result().loss for run in runs]
 
@@ -119,7 +128,7 @@ def shown() -> list[Setting]:
     return [*SETTINGS, *(setting for setting in TRIED if Row(setting).losses)]
 
 
-def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES, *DELAYS, *MUONS)) -> list[Run]:
+def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE)) -> list[Run]:
     """Return every run of these settings, seed by seed."""
     runs = [run for setting in settings for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)
@@ -135,7 +144,7 @@ def measure() -> list[Figure]:
     found = [_figure(setting) for setting in shown()]
     found += [_update(one) for one in UPDATES if Row(one).losses]
     found += [_delay(one) for one in DELAYS if Row(one).losses]
-    return found + [_muon(one) for one in MUONS if Row(one).losses]
+    return found + [_muon(one) for one in (MUON_MACHINE, *MUONS) if Row(one).losses]
 
 
 def plots() -> dict[str, str]:
@@ -187,12 +196,25 @@ def _delay(setting: Setting) -> Figure:
     return Figure(name, statistics.fmean(row.losses), UNIT, DELAY_TARGET, mean, told, DIGITS)
 
 
+def adamw_machine() -> list[float]:
+    """Return the final losses of one machine with AdamW, seed by seed."""
+    return [Run(quality.MACHINE, seed).result().loss for seed in MORE_SEEDS]
+
+
 def _muon(setting: Setting) -> Figure:
-    row, adamw = Row(setting), Row(replace(setting, optimizer="AdamW", base_lr=CLIENT_LRS[ROUND_STEPS]))
-    count = min(len(row.losses), len(adamw.losses))
-    told = f"AdamW, the same seeds; seed by seed {_shown(row.losses)} beside {_shown(adamw.losses)}"
-    name, mean = f"{_short_name(setting)}, Muon", statistics.fmean(adamw.losses[:count])
-    return Figure(name, statistics.fmean(row.losses[:count]), UNIT, "", mean, told, DIGITS)
+    losses, adamw = Row(setting).losses, adamw_machine()
+    name = "one machine" if setting == MUON_MACHINE else _short_name(setting)
+    reset = ", moments reset" if setting.inner_state == "reset" else ""
+    told = f"one machine with AdamW; seed by seed {_shown(losses)} beside {_shown(adamw)}"
+    if setting != MUON_MACHINE and (alone := Row(MUON_MACHINE).losses):
+        both = min(len(losses), len(alone))
+        told += f"; {statistics.fmean(losses[:both]) / statistics.fmean(alone[:both]):.4f} x one machine with Muon"
+    same = Row(replace(setting, optimizer="AdamW", base_lr=CLIENT_LRS[ROUND_STEPS])) if setting in MUONS[:3] else None
+    if same is not None:
+        both = min(len(losses), len(same.losses))
+        told += f"; {statistics.fmean(losses[:both]) / statistics.fmean(same.losses[:both]):.4f} x the same with AdamW"
+    mean = statistics.fmean(adamw[: len(losses)])
+    return Figure(f"{name}{reset}, Muon", statistics.fmean(losses), UNIT, "", mean, told, DIGITS)
 
 
 def _name(setting: Setting) -> str:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.training.codec_quality import DELAYS, UPDATES, Row, beside, exact_of, shown, without_delay
+from benchmarks.training.codec_quality import DELAYS, MUON_ROUNDS, UPDATES, Row, beside, exact_of, shown, without_delay
 from benchmarks.training.quality import MACHINE, ROUND_STEPS, SEEDS, Run, clients_setting
 from benchmarks.training.quality_training import CLIENTS, CONFIG, Setting
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -26,6 +26,9 @@ def document() -> dict[str, Any]:
     for steps in ROUND_STEPS:
         setting = clients_setting(steps)
         rows.append(_row("local_steps", setting, [Run(setting, seed).result().loss for seed in SEEDS], alone) | common)
+    for setting in MUON_ROUNDS:
+        losses = Row(setting).losses
+        rows.append(_row("local_steps", setting, losses, alone[: len(losses)]) | common)
     for setting in shown():
         losses = Row(setting).losses
         rows.append(_row("codec", setting, losses, beside(setting).losses[: len(losses)]) | common)
@@ -66,4 +69,5 @@ def _row(choice: Choice, setting: Setting, losses: Sequence[float], without: Seq
         "update": setting.update,
     } | ({"sparse_keep": int(keep)} if keep else {})
     merge |= {"delay": setting.delay} if setting.delay else {}
-    return {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without)}
+    found = {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without)}
+    return found | {"optimizer": setting.optimizer}

@@ -15,12 +15,14 @@ from statistics import fmean
 from typing import Any, Literal
 
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.config.state_file import MergeConfig
+from epochal.state.config.model_table import Muon
+from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.model.tensors import TensorLayout
 
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
 Choice = Literal["local_steps", "codec", "update", "delay"]
+OptimizerName = Literal["AdamW", "Muon"]
 MOST_OF_CODEC = 1.01
 """Multiple of the loss with float32 up to which a codec is a choice of a new run."""
 OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer_momentum")
@@ -37,8 +39,8 @@ class Measured:
     """A choice, and what it costs.
 
     Attributes:
-        choice: what was chosen: `local_steps` beside one machine with results as int4, `codec` beside float32, `update`
-            beside an exact one, `delay` beside none.
+        choice: what was chosen: `local_steps`, with an optimizer and results as int4, beside one machine with AdamW;
+            `codec` beside float32, `update` beside an exact one, `delay` beside none.
         merge: the table with which it was measured.
         losses, beside: final held-out losses in nats, with it and without it, seed by seed.
         parameters: of the model.
@@ -51,6 +53,7 @@ class Measured:
     beside: tuple[float, ...]
     parameters: int
     clients: int
+    optimizer: OptimizerName = "AdamW"
 
     @property
     def ratio(self) -> float:
@@ -75,22 +78,33 @@ def read_measured() -> tuple[Measured, ...]:
             tuple(row["beside"]),
             row["parameters"],
             row["clients"],
+            row["optimizer"],
         )
         for row in rows
     )
 
 
 MEASURED = read_measured()
-LOCAL_STEPS = sorted((row for row in MEASURED if row.choice == "local_steps"), key=lambda row: row.merge.local_steps)
-"""The rounds that were measured, the shortest first."""
 
 
-def loss_of_local_steps(steps: int) -> float | None:
-    """Return the loss beside one machine's in rounds of so many local steps; between two measured, in proportion.
+def optimizer_of(state: StateFile) -> OptimizerName:
+    """Return the optimizer whose prices are a run's: Muon's, or AdamW's for any other."""
+    return "Muon" if isinstance(state.model.LLM.optimizer, Muon) else "AdamW"
 
-    None outside of what was measured.
+
+def measured_rounds(optimizer: OptimizerName = "AdamW") -> list[Measured]:
+    """Return the rounds that were measured with an optimizer, those of the fewest local steps first."""
+    rows = (row for row in MEASURED if row.choice == "local_steps" and row.optimizer == optimizer)
+    return sorted(rows, key=lambda row: row.merge.local_steps)
+
+
+def loss_of_local_steps(steps: int, optimizer: OptimizerName = "AdamW") -> float | None:
+    """Return the loss, in rounds of so many local steps, beside one machine's with AdamW.
+
+    Between two measured it is in proportion; None outside of what was measured.
     """
-    for one, next_one in zip(LOCAL_STEPS, [*LOCAL_STEPS[1:], LOCAL_STEPS[-1]], strict=True):
+    rows = measured_rounds(optimizer)
+    for one, next_one in zip(rows, [*rows[1:], *rows[-1:]], strict=True):
         first, last = one.merge.local_steps, next_one.merge.local_steps
         if first <= steps <= last:
             part = math.log(steps / first) / math.log(last / first) if last > first else 0.0
@@ -163,11 +177,21 @@ def settings_of(merge: MergeConfig) -> dict[str, Any]:
     return {name: getattr(merge, name) for name in names}
 
 
-def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:
-    """Return the loss with one table as a multiple of that with another; None if a difference was not measured."""
+def loss_factor(
+    before: MergeConfig, after: MergeConfig, optimizer: OptimizerName = "AdamW", then: OptimizerName | None = None
+) -> float | None:
+    """Return the loss with one table as a multiple of that with another; None if a difference was not measured.
+
+    Args:
+        before, after: the tables.
+        optimizer: with the first.
+        then: with the other; None for the same.
+    """
     pairs: list[tuple[float | None, float | None]] = []
-    if after.local_steps != before.local_steps:
-        pairs.append((loss_of_local_steps(before.local_steps), loss_of_local_steps(after.local_steps)))
+    then = then or optimizer
+    if (after.local_steps, then) != (before.local_steps, optimizer):
+        steps = loss_of_local_steps(before.local_steps, optimizer), loss_of_local_steps(after.local_steps, then)
+        pairs.append(steps)
     codecs = _without_delay(before), _without_delay(after)
     if _of_codec(codecs[0]) != _of_codec(codecs[1]):
         pairs.append((_codec_loss(codecs[0]), _codec_loss(codecs[1])))
@@ -183,12 +207,13 @@ def loss_factor(before: MergeConfig, after: MergeConfig) -> float | None:
     return factor
 
 
-def loss_beside_one_machine(merge: MergeConfig) -> float | None:
-    """Return the loss as a multiple of that of one machine with the same tokens; None if that was not measured.
+def loss_beside_one_machine(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> float | None:
+    """Return the loss as a multiple of that of one machine with AdamW and the same tokens; None if it is not known.
 
-    An update whose encoding was not measured counts as an exact one, as `source` says.
+    An update whose encoding was not measured counts as an exact one, as `source` says. A codec, an update and a delay
+    cost with Muon what they cost with AdamW.
     """
-    steps = loss_of_local_steps(merge.local_steps)
+    steps = loss_of_local_steps(merge.local_steps, optimizer)
     update = merge.update if _update_loss(merge) is None else "exact"
     standard = MergeConfig(local_steps=merge.local_steps, update=update)
     factor = loss_factor(standard, merge)

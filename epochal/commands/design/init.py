@@ -25,6 +25,7 @@ from epochal.tools.init.choices import (
     chosen_data,
     chosen_model,
     chosen_run_id,
+    optimizers_of,
     tokens_in_all,
 )
 from epochal.tools.init.files import Written, files_of
@@ -36,7 +37,15 @@ from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.prepare.publishing import TRAIN, Preparation, preparation_of
 from epochal.tools.prepare.run_files import run_id_of
-from epochal.tools.quality import MEASURED, MOST_OF_CODEC, codec_choices, settings_of, smaller_choices
+from epochal.tools.quality import (
+    MEASURED,
+    MOST_OF_CODEC,
+    OptimizerName,
+    codec_choices,
+    optimizer_of,
+    settings_of,
+    smaller_choices,
+)
 from epochal.trainers.architectures import ARCHITECTURES
 
 MODELS = ", ".join((NGRAM, *LLAMAS))
@@ -137,10 +146,11 @@ LocalStepsOption = Annotated[
     ),
 ]
 OptimizerOption = Annotated[
-    Literal["AdamW", "Muon"],
+    OptimizerName | None,
     typer.Option(
         case_sensitive=False,
-        help="The clients' optimizer. Muon moves hidden matrices, AdamW the other tensors (docs/torch.md#muon).",
+        help="The clients' optimizer. Muon moves hidden matrices, AdamW the other tensors (docs/torch.md#muon). "
+        "Default: AdamW, or Muon for a torch model whose clients would train less than 80 % of the time.",
     ),
 ]
 AccessOption = Annotated[Access, typer.Option(help="Who may join the run.")]
@@ -173,7 +183,7 @@ def init(
     tokens: TokensOption = None,
     codec: CodecOption = None,
     local_steps: LocalStepsOption = None,
-    optimizer: OptimizerOption = "AdamW",
+    optimizer: OptimizerOption = None,
     access: AccessOption = "open",
     allow_key: AllowKeyOption = None,
     verify: VerifyOption = None,
@@ -204,12 +214,17 @@ def init(
     entries, invitation = _entries(access, allow_key or [])
     tokenizer = None if made is None else made.tokenizer.sha256
     rows = MEASURED if verify is None else REPEATABLE
-    merge = chosen_codec(codec or USUAL_CODEC, rows)
-    smaller = [] if codec is not None else list(map(settings_of, smaller_choices(USUAL_CODEC, rows)))
-    run = NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify, optimizer)
+    codecs = [chosen_codec(codec or USUAL_CODEC, rows)]
+    codecs += [] if codec is not None else map(settings_of, smaller_choices(USUAL_CODEC, rows))
+    optimizers = optimizers_of(chosen) if optimizer is None else (optimizer,)
+    run, *others = (
+        NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify, one)
+        for one in optimizers
+        for merge in codecs
+    )
     options = PlanOptions(Links(UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator")))
     written = files_of(
-        *(run, groups, options, token_size), total_tokens=total_tokens, local_steps=local_steps, smaller=smaller
+        *(run, groups, options, token_size), total_tokens=total_tokens, local_steps=local_steps, others=others
     )
     if verify is not None:
         ensure_supported(written.proposal.state, FILES[0], ARCHITECTURES)
@@ -218,6 +233,8 @@ def init(
     taken = written.proposal.state.merge.codec
     if taken != (codec or USUAL_CODEC):
         say(f"results are {taken}, so that clients train more of the time (with --codec {USUAL_CODEC} they are not)\n")
+    if optimizer_of(written.proposal.state) not in (optimizer, optimizers[0]):
+        say(f"the optimizer is Muon, whose rounds may be longer (with --optimizer {optimizers[0]} it is not)\n")
     _write(folder, written)
     say(plan_text(written.proposal.plan))
     if written.unpinned:

@@ -19,7 +19,15 @@ from epochal.state.config.state_file import MAX_RUN_ID_BYTES
 from epochal.state.config.support import RUN_ID_LINE, SERVED_RUN_ID
 from epochal.state.errors import InvalidInput
 from epochal.tools.plan.scenario import parse_count
-from epochal.tools.quality import MEASURED, MOST_OF_CODEC, Measured, codec_choices, settings_of, shown_loss
+from epochal.tools.quality import (
+    MEASURED,
+    MOST_OF_CODEC,
+    Measured,
+    OptimizerName,
+    codec_choices,
+    settings_of,
+    shown_loss,
+)
 
 NGRAM = "ngram"
 BYTES_VOCABULARY = 256
@@ -110,6 +118,14 @@ def chosen_model(text: str, vocabulary: int, seq_len: int) -> ChosenModel:
     if isinstance(known, int) and known < vocabulary:
         raise InvalidInput(f"--model {text} knows {known} tokens (vocab_size); the data have {vocabulary}")
     return ChosenModel("HfLlama" if config["model_type"] == "llama" else "HfAuto", config)
+
+
+def optimizers_of(model: ChosenModel) -> tuple[OptimizerName, ...]:
+    """Return the optimizers that a new run may have unless one is asked for, the usual one first.
+
+    The prices of Muon's rounds were measured with a model of transformers.
+    """
+    return ("AdamW",) if model.hf is None else ("AdamW", "Muon")
 
 
 REPEATABLE = tuple(row for row in MEASURED if not row.merge.error_feedback)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def files_of(
     *,
     total_tokens: int | None = None,
     local_steps: int | None = None,
-    smaller: Sequence[Mapping[str, Any]] = (),
+    others: Sequence[NewRun] = (),
 ) -> Written:
     """Return the files of a run, with timers and sizes that hold for these clients.
 
@@ -84,8 +84,8 @@ def files_of(
         token_size: bytes of a token of the data server's files.
         total_tokens: to be trained in all; None for a hundred rounds.
         local_steps: of a round; None for those that lose little.
-        smaller: fields of `[merge]` that go with codecs of smaller results. As long as clients train less than
-            `TRAINING_PART` of the time, one of them is taken with which they train more, if the loss is little.
+        others: with other codecs and optimizers. As long as clients train less than `TRAINING_PART` of the time, one of
+            them is taken with which they train more, if the loss is little.
 
     Raises:
         InvalidInput: the planner cannot plan with these clients, or a value is not allowed.
@@ -103,10 +103,10 @@ def files_of(
         return proposed(draft, groups, options, total_tokens=total_tokens, local_steps=local_steps)
 
     proposal = proposal_of(run)
-    for codec in smaller:
+    for other in others:
         if proposal.plan.training_part >= TRAINING_PART:
             break
-        found = proposal_of(other := replace(run, codec=codec))
+        found = proposal_of(other)
         is_little = found.plan.loss is not None and found.plan.loss <= MOST_LOSS
         if is_little and found.plan.training_part > proposal.plan.training_part:
             run, proposal = other, found

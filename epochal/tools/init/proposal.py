@@ -20,7 +20,13 @@ from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.sizes import sizes_of
 from epochal.tools.plan.timers import SPARE, timer_notes
-from epochal.tools.quality import LOCAL_STEPS, loss_beside_one_machine, loss_of_local_steps, shown_loss
+from epochal.tools.quality import (
+    loss_beside_one_machine,
+    loss_of_local_steps,
+    measured_rounds,
+    optimizer_of,
+    shown_loss,
+)
 
 TRAINING_PART = 0.8
 """Part of a round that training should take."""
@@ -127,13 +133,15 @@ def proposed(
 def chosen_local_steps(draft: StateFile) -> int:
     """Return the largest measured number of local steps that loses little, else the one that loses least.
 
-    Their loss is that with the draft's codec and outer step beside one machine's.
+    Their loss is that with the draft's codec, outer step and optimizer beside one machine's.
     """
-    allowed = [row.merge.local_steps for row in LOCAL_STEPS if row.merge.local_steps <= MOST_LOCAL_STEPS]
+    optimizer = optimizer_of(draft)
+    measured = [row.merge.local_steps for row in measured_rounds(optimizer)]
+    allowed = [steps for steps in measured if steps <= MOST_LOCAL_STEPS]
 
     def loss(steps: int) -> float:
         merge = draft.merge.model_copy(update={"local_steps": steps})
-        return loss_beside_one_machine(merge) or loss_of_local_steps(steps) or math.inf
+        return loss_beside_one_machine(merge, optimizer) or loss_of_local_steps(steps, optimizer) or math.inf
 
     return max((steps for steps in allowed if loss(steps) <= MOST_LOSS), default=min(allowed, key=loss))
 

@@ -9,13 +9,18 @@ import tomli_w
 
 from epochal.state.config.schema import TokenSize
 from epochal.tools.init.choices import ChosenData, ChosenModel
-from epochal.tools.quality import loss_of_local_steps, shown_loss
+from epochal.tools.quality import OptimizerName, loss_of_local_steps, shown_loss
 
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""
 MAX_WARM_UP_STEPS = 500
 MOST_CHECKPOINTS = 40
 """Of a new run: so many points has the curve of its held-out loss (`epochal evaluate --follow`)."""
+BASE_LRS: Mapping[OptimizerName, float] = {"AdamW": 0.002, "Muon": 0.004}
+"""Those with which a small model learnt most (docs/benchmarks-quality.md, docs/benchmarks-codecs.md)."""
+FINAL_SHARE = 0.1
+EMBEDDED_LR, EMBEDDED_FINAL_SHARE = 0.01, 0.2
+"""Of the embedded model."""
 COMMENT_COLUMN = 39
 _REPEATABLE = 'inner_state = "reset"                   # so that verifiers can compute a result again\n'
 _OPTIMIZER_LINES = {
@@ -38,7 +43,7 @@ class NewRun:
         entries: the keys, or the invitations' digests, with which it begins.
         tokenizer: SHA-256 of the tokenizer of its data; None where it is not known.
         verify: percent of its results that verifiers compute again; None for none.
-        optimizer: of the clients, "AdamW" or "Muon".
+        optimizer: of the clients.
     """
 
     run_id: str
@@ -50,7 +55,7 @@ class NewRun:
     entries: tuple[str, ...] = ()
     tokenizer: str | None = None
     verify: int | None = None
-    optimizer: str = "AdamW"
+    optimizer: OptimizerName = "AdamW"
 
 
 def data_text(folder: str, token_size: int, seq_len: int, seed: bytes | None) -> str:
@@ -128,6 +133,7 @@ def checkpoint_every(total_steps: int) -> int:
 
 def _model_text(run: NewRun, config: Mapping[str, Any], merge: Mapping[str, Any]) -> str:
     is_small = run.model.hf is None
+    base_lr = EMBEDDED_LR if is_small else BASE_LRS[run.optimizer]
     local_steps = int(config["total_steps"]) * int(merge["local_steps"])
     tokenizer = "" if run.tokenizer is None else f'tokenizer = "{run.tokenizer}"  # data of another one are refused\n'
     warm_up = min(MAX_WARM_UP_STEPS, max(1, local_steps // WARM_UP_PART))
@@ -140,10 +146,10 @@ checkpoint = "Ephemeral"                # begin with random parameters
 data_location = {run.data.location}
 {tokenizer}
 [model.LLM.lr_schedule.Cosine]          # counts local steps: rounds x local_steps
-base_lr = {0.01 if is_small else 0.002}
+base_lr = {base_lr:g}
 warmup_init_lr = 0.0
 warmup_steps = {warm_up}
-final_lr = {0.002 if is_small else 0.0002}
+final_lr = {(EMBEDDED_FINAL_SHARE if is_small else FINAL_SHARE) * base_lr:g}
 total_steps = {local_steps}
 
 [model.LLM.optimizer.{run.optimizer}]
@@ -151,7 +157,7 @@ total_steps = {local_steps}
 clip_grad_norm = 1.0
 
 [merge]
-local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]))}
+local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]), run.optimizer)}
 {_codec_text(run.codec)}{"" if run.verify is None else _REPEATABLE}"""
 
 
@@ -160,9 +166,9 @@ def _codec_text(fields: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {_value(value)}{note if name == 'codec' else ''}\n" for name, value in fields.items())
 
 
-def _price(local_steps: int) -> str:
-    loss, text = loss_of_local_steps(local_steps), "of each client in a round"
-    return text if loss is None else f"{text}; a small model: {shown_loss(loss)} beside one machine"
+def _price(local_steps: int, optimizer: OptimizerName) -> str:
+    loss, text = loss_of_local_steps(local_steps, optimizer), "of each client in a round"
+    return text if loss is None else f"{text}; a small model: {shown_loss(loss)} beside one machine with AdamW"
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,19 +9,21 @@ from dataclasses import replace
 from math import ceil, isfinite
 
 from epochal.state.config.blob_place import GcsBlobs
+from epochal.state.config.model_table import HF_ARCHITECTURES, AdamW, Muon
 from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
 from epochal.tools.quality import (
-    LOCAL_STEPS,
     OF_CODEC,
     OF_DELAY,
     best_of_codec,
     best_of_delay,
     loss_factor,
     measured_codecs,
+    measured_rounds,
+    optimizer_of,
     rated_bytes,
 )
 
@@ -39,6 +41,8 @@ ENOUGH_TRAINING = 0.95
 LEAST_BATCH_FACTOR = 1.5
 """Multiple of the batch up to the critical one from which that is proposed."""
 LINK_FACTOR = 4
+MUON = Muon(momentum=0.95, weight_decay=0.1)
+"""As it was measured."""
 
 Change = tuple[str, StateFile, PlanOptions]
 """A change in words, and what is planned with it."""
@@ -59,7 +63,7 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
     for text, changed, how in _changes(state, few, found):
         after = plan_run(changed, groups, how)
         faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
-        loss = loss_factor(state.merge, changed.merge)
+        loss = loss_factor(state.merge, changed.merge, optimizer_of(state), optimizer_of(changed))
         is_better = loss is not None and loss <= BETTER and faster >= AS_FAST
         if after.tokens_per_s and (faster >= WORTH_TELLING or is_better):
             days = found.days / faster if isfinite(found.days) else after.days
@@ -98,10 +102,12 @@ def _line(field: tuple[str, object]) -> str:
 def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
     """Yield rounds of other numbers of local steps, as measured, and steps of more tokens, each for as many tokens."""
     config, steps = state.config, state.merge.local_steps
-    for other in (row.merge.local_steps for row in LOCAL_STEPS):
+    for other in (row.merge.local_steps for row in measured_rounds(optimizer_of(state))):
         if other != steps:
             text, changed = _resized(state, other / steps, found.round_s)
             yield f"[merge] local_steps = {other}, {text}", _with(changed, "merge", local_steps=other), options
+    if isinstance(state.model.LLM.optimizer, AdamW):
+        yield from _with_muon(state, options, found)
     round_tokens = config.global_batch_size_end * found.sizes.tokens_per_batch
     most = critical_batch_tokens(found.sizes.parameter_count, config.total_steps * round_tokens)
     factor = most * steps / round_tokens
@@ -109,6 +115,18 @@ def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
         text, changed = _resized(state, factor, found.round_s)
         why = f"local steps of {most:,} tokens, the critical batch size (up to {MORE_STEPS:.0%} more for the same loss)"
         yield f"{why.replace('%', ' %')}: {text}", changed, options
+
+
+def _with_muon(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
+    """Yield the longest rounds that were measured with Muon, for a whole model of torch."""
+    *_, longest = (row.merge.local_steps for row in measured_rounds("Muon"))
+    llm, steps = state.model.LLM, state.merge.local_steps
+    if longest > steps and llm.architecture in HF_ARCHITECTURES and llm.adapter is None:
+        text, changed = _resized(state, longest / steps, found.round_s)
+        model = state.model.model_copy(update={"LLM": llm.model_copy(update={"optimizer": MUON})})
+        changed = _with(changed, "merge", local_steps=longest).model_copy(update={"model": model})
+        what = "Muon with twice the learning rate in the place of AdamW (docs/torch.md#muon)"
+        yield f"{what}, [merge] local_steps = {longest}, {text}", changed, options
 
 
 def _resized(state: StateFile, factor: float, round_s: float) -> tuple[str, StateFile]:

@@ -2,6 +2,7 @@
 
 import json
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from epochal.tools.init.proposal import MOST_LOSS
 from epochal.tools.init.run_text import NewRun, checkpoint_every
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
+from epochal.tools.quality import optimizer_of
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 from tests.support.thinned import thinned
@@ -112,9 +114,30 @@ def test_smaller_codec_is_taken_where_it_lets_clients_train_more(
 ) -> None:
     model = chosen_model("llama-6m", 256, 64)
     run = NewRun("run", model, chosen_data("dummy", 2, "host:1"), 64, {"codec": "int4"}, "open")
-    proposal = files_of(run, [parse_clients(clients)], PlanOptions(), 2, smaller=smaller).proposal
+    others = [replace(run, codec=other) for other in smaller]
+    proposal = files_of(run, [parse_clients(clients)], PlanOptions(), 2, others=others).proposal
     assert proposal.state.merge.codec == codec
     assert (proposal.plan.loss or 2) <= MOST_LOSS
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "optimizer"),
+    [
+        pytest.param("llama-6m", (), "Muon", id="torch-model"),
+        pytest.param("llama-6m", ("--optimizer", "AdamW"), "AdamW", id="asked-for", marks=pytest.mark.nightly),
+        pytest.param("ngram", (), "AdamW", id="embedded-model", marks=pytest.mark.nightly),
+    ],
+)
+def test_muon_with_its_longer_rounds_is_taken_where_clients_train_little(
+    tmp_path: Path, model: str, options: tuple[str, ...], optimizer: str
+) -> None:
+    slow = ("--model", model, "--seq-len", "64", "--clients", "4 x 8mbit/2mbit 40ms 400k tokens/s")
+    ran = run_main("init", str(tmp_path / "run"), *slow, *options)
+    ran.expect(0)
+    state = state_in(tmp_path / "run")
+    assert optimizer_of(state) == optimizer
+    assert (state.merge.local_steps == 100) == (optimizer == "Muon")
+    assert ("the optimizer is Muon" in ran.out) == (optimizer == "Muon")
 
 
 @pytest.mark.nightly
@@ -163,7 +186,7 @@ def test_run_that_hardly_trains_is_announced_before_its_files_are_named(tmp_path
 def test_local_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
     run_main("init", str(tmp_path / "run"), "--local-steps", "100").expect(0)
     assert state_in(tmp_path / "run").merge.local_steps == 100
-    assert "a small model: loss + 5.2 % beside one machine" in (tmp_path / "run" / "state.toml").read_text()
+    assert "a small model: loss + 5.2 % beside one machine with AdamW" in (tmp_path / "run" / "state.toml").read_text()
 
 
 def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> None:

@@ -10,31 +10,46 @@ from epochal.tools import quality
 from epochal.tools.critical_batch import critical_batch_tokens
 from epochal.tools.init.choices import chosen_codec
 from epochal.tools.quality import (
-    LOCAL_STEPS,
     MEASURED,
     Measured,
+    OptimizerName,
     best_of_codec,
     best_of_delay,
     codec_choices,
     loss_beside_one_machine,
     loss_factor,
     loss_of_local_steps,
+    measured_rounds,
     shown_loss,
     smaller_choices,
     source,
 )
 
 
-def test_measured_rounds_have_the_price_of_their_row_others_one_between() -> None:
-    for row in LOCAL_STEPS:
-        assert loss_of_local_steps(row.merge.local_steps) == pytest.approx(row.ratio)
-    first, last = LOCAL_STEPS[-2:]
-    found = loss_of_local_steps(round((first.merge.local_steps * last.merge.local_steps) ** 0.5))
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_measured_rounds_have_the_price_of_their_row_others_one_between(optimizer: OptimizerName) -> None:
+    rows = measured_rounds(optimizer)
+    for row in rows:
+        assert loss_of_local_steps(row.merge.local_steps, optimizer) == pytest.approx(row.ratio)
+    first, last = rows[-2:]
+    found = loss_of_local_steps(round((first.merge.local_steps * last.merge.local_steps) ** 0.5), optimizer)
     assert found == pytest.approx((first.ratio + last.ratio) / 2, rel=1e-3)
 
 
+def test_another_optimizer_is_priced_by_its_own_rounds() -> None:
+    before, after = MergeConfig(local_steps=30), MergeConfig(local_steps=100)
+    muon, adamw = loss_of_local_steps(100, "Muon"), loss_of_local_steps(30)
+    assert muon is not None
+    assert adamw is not None
+    assert loss_factor(before, after, "AdamW", "Muon") == pytest.approx(muon / adamw)
+    assert loss_factor(before, before, "AdamW", "Muon") != 1.0
+    assert loss_beside_one_machine(after, "Muon") == pytest.approx(muon)
+    assert loss_factor(MergeConfig(local_steps=8), after, "Muon", "AdamW") is None
+
+
 def test_rounds_shorter_or_longer_than_measured_have_no_price() -> None:
-    least, most = LOCAL_STEPS[0].merge.local_steps, LOCAL_STEPS[-1].merge.local_steps
+    rows = measured_rounds()
+    least, most = rows[0].merge.local_steps, rows[-1].merge.local_steps
     assert (loss_of_local_steps(least - 1), loss_of_local_steps(most + 1)) == (None, None)
     assert shown_loss(loss_factor(MergeConfig(local_steps=most + 1), MergeConfig(local_steps=most))) == (
         "its loss is not measured"
