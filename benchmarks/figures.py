@@ -38,10 +38,10 @@ class Figure:
         return self.value / self.baseline if self.baseline and self.value is not None else None
 
     def cells(self) -> tuple[str, ...]:
-        """Return the figure's row of a table with the columns `HEADINGS`."""
+        """Return the figure's row of a table with the columns `HEADINGS`; the unit is named once."""
         value = "not measured" if self.value is None else f"{self.value:,.{self.digits}f} {self.unit}"
-        ratio = "" if self.ratio is None else f"{self.ratio:.{self.digits}f} x"
-        baseline = "" if self.baseline is None else f"{self.baseline:,.{self.digits}f} {self.unit}"
+        ratio = "" if self.ratio is None else f"{self.ratio:.{self.digits}f}"
+        baseline = "" if self.baseline is None else f"{self.baseline:,.{self.digits}f}"
         return self.name, value, self.target, baseline, ratio, self.baseline_name
 
 

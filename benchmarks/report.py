@@ -41,15 +41,13 @@ def write(
         "# Benchmarks",
         "",
         f"`{command}` made this page: Python {platform.python_version()}, {platform.machine()}, "
-        f"{os.cpu_count()} cores. Baselines are of the same run. Caches are warm.",
+        f"{os.cpu_count()} cores. Baselines are of the same run and in the same unit. Caches are warm.",
         "",
         *(line for note in notes for line in (note, "")),
         *([_further(), ""] if name == MAIN else []),
         f"![measured, as a multiple of the baseline]({name}.svg)",
         "",
-        f"| {' | '.join(HEADINGS)} |",
-        "|---|---|---|---|---|---|",
-        *(f"| {' | '.join(figure.cells())} |" for figure in figures),
+        *table(figures),
     ]
     for plot_name, svg in plots.items():
         lines += ["", f"![{plot_name}]({plot_name}.svg)"]
@@ -57,6 +55,19 @@ def write(
     (DOCS / f"{name}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (DOCS / f"{name}.svg").write_text(ratio_plot(figures), encoding="utf-8")
     sys.stdout.write(f"wrote docs/{name}.md and docs/{name}.svg\n")
+
+
+def table(figures: Sequence[Figure]) -> list[str]:
+    """Return the lines of a table of what was measured, and a line for each reason why others were not."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
+    lines += [f"| {' | '.join(figure.cells())} |" for figure in figures if figure.value is not None]
+    missing: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.value is None:
+            missing.setdefault(figure.baseline_name, []).append(figure.name)
+    for reason, names in missing.items():
+        lines += ["", f"Not measured ({reason}): {'; '.join(names)}."]
+    return lines
 
 
 def explain(name: str, text: str) -> None:

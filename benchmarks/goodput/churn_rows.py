@@ -112,5 +112,5 @@ async def measure(kind: Kind, staying: Measured, folder: Path) -> list[Figure]:
     found = await churned(kind, folder, staying.planned.round_s)
     steady = 100 * sum(staying.parts) / len(staying.parts)
     beside = f"row A's clients, which stay; of these, {found.departures} left in {found.rounds} rounds"
-    name = f"E, {CLIENTS} clients that come and go, mean stay {MEAN_STAY_ROUNDS} rounds: time that is training"
+    name = "E: clients' time that is training"
     return [Figure(name, 100 * found.part, "%", "≥ 0.85 x", steady, beside, 1)]

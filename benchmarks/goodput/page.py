@@ -46,12 +46,13 @@ NOTES = (
     f"1 B parameters, played by {reference_rows.CLIENTS} clients with a model of half a million: links and times are "
     f"scaled so that a round takes about {reference_rows.ROUND_S:g} s; round trips are not, and weigh more here. There "
     "are no checkpoints. Where processors were busy, the row measured the machine.",
-    f"**B** has {len(speed_rows.MACHINES)} clients, with `max_share = 1`. With equal shares "
-    f"(`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
+    f"**B** has {len(speed_rows.MACHINES)} clients of speeds 1 : 2 : 4 : 8 behind links of 10 to 1000 Mbit/s, with "
+    f"`max_share = 1`. With equal shares (`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
     "**C** counts all that a client's relay passes to it; rounds and memory are measured without relays. **Gap** "
     "(`python -m benchmarks goodput-gap`) is the time from the last verified result of a round to the first local step "
-    "of the next one. In **E** a quarter of those that leave vanish. **Members** are raw clients in one process, which "
-    "read each outcome and fetch what a replica needs of it.",
+    f"of the next one. In **E** {churn_rows.CLIENTS} clients come and go, with a mean stay of "
+    f"{churn_rows.MEAN_STAY_ROUNDS} rounds; a quarter of those that leave vanish. **Members** are raw clients in one "
+    "process, which read each outcome and fetch what a replica needs of it.",
 )
 """What the page says of the figures."""
 
@@ -81,7 +82,7 @@ class Before:
 
 
 def before_table(figures: Sequence[Figure], before: Before | None) -> str:
-    """Return the part of the page that shows each figure beside the same one before."""
+    """Return the part of the page that shows what the same figures were before."""
     if before is None:
         return "## Before\n\nNo earlier figures are kept."
     lines = [
@@ -89,9 +90,9 @@ def before_table(figures: Sequence[Figure], before: Before | None) -> str:
         "",
         f"The same rows at commit {before.commit}, {before.date}, on {before.machine}.",
         "",
-        "| figure | now | before |",
-        "|---|---|---|",
-        *(f"| {one.name} | {one.cells()[1]} | {before.cell(one.name)} |" for one in figures),
+        "| figure | before |",
+        "|---|---|",
+        *(f"| {one.name} | {cell} |" for one in figures if (cell := before.cell(one.name))),
     ]
     return "\n".join(lines)
 

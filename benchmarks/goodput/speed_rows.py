@@ -110,7 +110,7 @@ async def measure(folder: Path) -> list[Figure]:
     planned_part = 100 * float(planned.plan["tokens_per_s"]) / (SEQUENCE * alone_per_s())
     found = await measured(folder, 1.0, SETTLED, ROUNDS)
     equal = await measured(folder, 1 / len(MACHINES), EQUAL_FIRST, EQUAL_ROUNDS)
-    name, of = "B, speeds 1 : 2 : 4 : 8, links 10 to 1000 Mbit/s", "% of their sum alone"
+    name, of = "B", "% of their sum alone"
     return [
         Figure(
             f"{name}: tokens/s after ten rounds",

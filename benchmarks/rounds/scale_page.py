@@ -18,23 +18,19 @@ COLUMNS: Mapping[str, Callable[[Measured], str]] = {
     "processor, ms": lambda found: f"{found.cpu_s * 1000:.2f}",
     "database, ms": lambda found: f"{found.database_cpu_s * 1000:.2f}" if found.case.replicas else "",
     "load, ms": lambda found: f"{found.own_cpu_s * 1000:.2f}",
-    "half, s": lambda found: f"{found.p50_s:.3f}",
     "99 %, s": lambda found: f"{found.p99_s:.3f}",
-    "last, s": lambda found: f"{found.last_s:.3f}",
     "memory, KB": lambda found: f"{found.member_bytes / KB:.1f}",
     "journal, bytes": lambda found: f"{found.journal_bytes:,.0f}",
     "written ahead, bytes": lambda found: f"{found.wal_bytes:,.0f}" if found.case.replicas else "",
     "joins, s": lambda found: f"{found.joined_s:.1f}",
     "first round, s": lambda found: f"{found.ready_s:.1f}",
     "again": lambda found: f"{found.conflicts:.1f}" if found.case.replicas else "",
-    "refused": lambda found: f"{sum(found.refusals.values())}",
 }
 MEANINGS = (
     "*a round*: median time from one RoundTrain to the next, with every member's result counted and attested.",
     "*processor*: processor time of all coordinators for one member's part of a round; *database*: PostgreSQL's; "
     "*load*: the load generator's.",
-    "*half*, *99 %*, *last*: time from a round's beginning until so many of the waiting members have received the"
-    " document.",
+    "*99 %*: time from a round's beginning until so many of the waiting members have received the document.",
     "*memory*: growth of the coordinator's resident memory from an empty run, for each member; of several "
     "replicas, the largest. With few members it shows what the process needs once.",
     "*journal*: growth for one member's part of a round; *written ahead*: of the database's write-ahead log "
@@ -93,13 +89,12 @@ def text(rows: Sequence[Row], load: str) -> str:
 def case_figures(found: Measured) -> list[Figure]:
     """Return the figures of one case that a short table shows."""
     name = found.case.name
-    target = "" if found.case.replicas else "≤ 1.5 ms"
+    target, refused = "" if found.case.replicas else "≤ 1.5 ms", sum(found.refusals.values())
     return [
         Figure(f"{name}: a round", found.round_s, "s"),
         Figure("coordinators' processor per member", found.cpu_s * 1000, "ms", target),
-        Figure("load generator's processor per member", found.own_cpu_s * 1000, "ms"),
         Figure("until 99 % know of it", found.p99_s, "s", digits=3),
-        Figure("refused requests", sum(found.refusals.values()), "", "0", digits=0),
+        *([Figure("refused requests", refused, "", "0", digits=0)] if refused else []),
     ]
 
 

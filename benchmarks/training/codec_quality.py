@@ -87,8 +87,9 @@ MUON_ROUNDS = tuple(one for one in MUONS if one.codec == "int4" and one.inner_st
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
-    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}. A row names as many losses as it has "
-    "seeds. Model, text and held-out bytes are [the quality bench's](benchmarks-quality.md).",
+    f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}. The baseline is the same seeds with "
+    "float32 results, the defaults and the same H, unless another is named. Model, text and held-out bytes are "
+    "[the quality bench's](benchmarks-quality.md).",
 )
 """What the page says of the figures."""
 
@@ -176,9 +177,7 @@ def without_delay(setting: Setting) -> Row:
 def _figure(setting: Setting) -> Figure:
     row, default = Row(setting), beside(setting)
     exact = default.losses[: len(row.losses)]
-    told = f"float32, defaults; seed by seed {_shown(row.losses)}"
-    if setting.outer_momentum == 0:
-        told += f"; float32 without momentum: {_shown(Row(PLAIN).losses)}"
+    told = f"seed by seed {_shown(row.losses)}"
     return Figure(_name(setting), statistics.fmean(row.losses), UNIT, "", statistics.fmean(exact), told, DIGITS)
 
 
@@ -205,7 +204,7 @@ def _muon(setting: Setting) -> Figure:
     losses, adamw = Row(setting).losses, adamw_machine()
     name = "one machine" if setting == MUON_MACHINE else _short_name(setting)
     reset = ", moments reset" if setting.inner_state == "reset" else ""
-    told = f"one machine with AdamW; seed by seed {_shown(losses)} beside {_shown(adamw)}"
+    told = f"one machine with AdamW; seed by seed {_shown(losses)}"
     if setting != MUON_MACHINE and (alone := Row(MUON_MACHINE).losses):
         both = min(len(losses), len(alone))
         told += f"; {statistics.fmean(losses[:both]) / statistics.fmean(alone[:both]):.4f} x one machine with Muon"

@@ -39,7 +39,6 @@ from benchmarks.training.trust_run import (
 from epochal.state.wire import canonical_json
 
 KEPT = Path(__file__).parent / "trust_results"
-MISSING = "not measured yet"
 DIGITS = 4
 ALONE = Setting(members=MEMBERS - LIARS, percent=0)
 """The honest ones alone."""
@@ -148,16 +147,14 @@ def title(setting: Setting) -> str:
 def measure() -> tuple[list[Figure], dict[str, str], str]:
     """Return the final losses, the plots and the table of what is kept."""
     alone = kept_of(ALONE)
-    compared = [setting for setting in ROWS if setting.local_steps == ALONE.local_steps]
-    figures = [_loss(setting, kept_of(setting), alone) for setting in compared]
+    compared = {setting: kept_of(setting) for setting in ROWS if setting.local_steps == ALONE.local_steps}
+    figures = [_loss(setting, found, alone) for setting, found in compared.items() if found.keys() & alone.keys()]
     return [*figures, *_new_keys()], _plots(alone), _table(alone)
 
 
 def _loss(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> Figure:
     seeds, most = sorted(found.keys() & alone.keys()), ATTACKS[setting.attack].most
     target = f"≤ {1 + most:g} x" if most is not None and setting.percent else ""
-    if not seeds:
-        return Figure(title(setting), None, "nats per byte", target, None, MISSING)
     losses, others = [found[seed].loss for seed in seeds], [alone[seed].loss for seed in seeds]
     beside = f"the {ALONE.members} honest ones alone; of {len(seeds)} of {len(SEEDS)} seeds"
     value, baseline = statistics.fmean(losses), statistics.fmean(others)
@@ -225,20 +222,17 @@ HEADINGS = (
 def _table(alone: dict[int, Played]) -> str:
     lines = ["## Attacks × defences × false alarms", ""]
     lines += [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
-    for setting in ROWS:
-        lines.append(f"| {' | '.join(cells(setting, kept_of(setting), alone))} |")
+    lines += [f"| {' | '.join(cells(setting, found, alone))} |" for setting in ROWS if (found := kept_of(setting))]
     lines += ["", *_explained()]
     return "\n".join(lines)
 
 
 def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> list[str]:
-    """Return a row of the table; one without results says so."""
+    """Return a row of the table: of a setting with results."""
     most, is_backdoor = ATTACKS[setting.attack].most, ATTACKS[setting.attack].is_backdoor
     target = f"≤ +{most:.1%}" if most is not None and setting.percent else ""
     if is_backdoor:
         target = "none: reported" if setting.is_mixed else "backdoor < 0.2, all convicted"
-    if not found:
-        return [title(setting), "0", MISSING, target, *[""] * (len(HEADINGS) - 4)]
     runs = list(found.values())
     honest = {(seed, one.step, one.member) for seed, run in found.items() for one in run.judged if not one.is_lie}
     accused = sum(number > setting.liars for run in runs for number in run.convicted)
@@ -273,9 +267,11 @@ def _mean(runs: Iterable[Played], figure: Callable[[Any], float]) -> str:
 
 def _explained() -> list[str]:
     done, wanted = sum(run.kept() is not None for run in planned()), len(planned())
+    missing = [title(setting) for setting in ROWS if not kept_of(setting)]
     return [
-        f"{done} of {wanted} runs are measured. The others: `OMP_NUM_THREADS=1 python -m benchmarks.training.trust`, "
-        "which may be broken off and started again, and of which several may run at a time.",
+        *([f"Not measured yet: {'; '.join(missing)}.", ""] if missing else []),
+        f"{done} of {wanted} runs are measured. `OMP_NUM_THREADS=1 python -m benchmarks.training.trust` makes the "
+        "others.",
         "",
         "A conviction's round is the one under way when it came. An honest result counts once, however often it was "
         "replayed. Processor time is of one process, with the members' merging in the members', and the rebuilding of "

@@ -79,14 +79,15 @@ def test_new_keys_are_no_majority_and_slow_nothing_down() -> None:
     assert found.merged_per_s[1] >= 0.8 * found.merged_per_s[0]
 
 
-def test_row_without_results_says_that_it_is_not_measured() -> None:
+def test_settings_without_results_are_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("transformers")
-    from benchmarks.training.trust import HEADINGS, MISSING, cells
-    from benchmarks.training.trust_run import Setting
+    from benchmarks.training import trust
 
-    row = cells(Setting("noise"), {}, {})
-    assert len(row) == len(HEADINGS)
-    assert row[:3] == ["noise", "0", MISSING]
+    monkeypatch.setattr(trust, "kept_of", lambda _: {})
+    lines = trust._table({}).splitlines()
+    assert [line for line in lines if line.startswith("| ")] == [f"| {' | '.join(trust.HEADINGS)} |"]
+    (line,) = [line for line in lines if line.startswith("Not measured yet: ")]
+    assert line.count("; ") == len(trust.ROWS) - 1
 
 
 def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
