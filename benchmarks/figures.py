@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 REPEATS = 9
-HEADINGS = ("figure", "measured", "target", "baseline", "ratio", "the baseline is")
+HEADINGS = ("figure", "measured", "target", "ratio", "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class Figure:
         value = "not measured" if self.value is None else f"{self.value:,.{self.digits}f} {self.unit}"
         ratio = "" if self.ratio is None else f"{self.ratio:.{self.digits}f}"
         baseline = "" if self.baseline is None else f"{self.baseline:,.{self.digits}f}"
-        return self.name, value, self.target, baseline, ratio, self.baseline_name
+        beside = ": ".join(part for part in (baseline, self.baseline_name) if part)
+        return self.name, value, self.target, ratio, beside
 
 
 def median_ms(work: Callable[[], object], repeats: int = REPEATS) -> float:

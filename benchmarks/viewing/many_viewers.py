@@ -232,7 +232,7 @@ def _figures(what: str, viewers: int, seen: Seen, starts: dict[int, float]) -> l
     viewed_s = sum(part.wall_s for part in seen.parts[True])
     return [
         Figure(f"{crowd}: their cost", shares[True] - shares[False], "% of a core", "≤ 10 %"),
-        Figure(f"{crowd}: the coordinator's processor", shares[True], "% of a core", "", shares[False], without),
-        Figure(f"{crowd}: a round, median", rounds_ms[True], "ms", "≤ 1.05 x", rounds_ms[False], without),
-        Figure(f"{crowd}: sent to each of them", sent / viewers / viewed_s / 1000, "KB/s"),
+        Figure("— the coordinator's processor", shares[True], "% of a core", "", shares[False], without),
+        Figure("— a round, median", rounds_ms[True], "ms", "≤ 1.05 x", rounds_ms[False], without),
+        Figure("— sent to each of them", sent / viewers / viewed_s / 1000, "KB/s"),
     ]

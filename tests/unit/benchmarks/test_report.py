@@ -11,7 +11,7 @@ def test_table_names_a_unit_once_and_what_was_not_measured_by_its_reason() -> No
         Figure("third", None, "s", baseline_name="no GPU here"),
     ]
     assert table(figures)[2:] == [
-        "| first | 3.00 MB/s | ≥ 0.8 x | 2.00 | 1.50 | a bare loop |",
+        "| first | 3.00 MB/s | ≥ 0.8 x | 1.50 | 2.00: a bare loop |",
         "",
         "Not measured (no GPU here): second; third.",
     ]
