@@ -45,13 +45,18 @@ DOCUMENTS: dict[FrameKind, Any] = {
 
 
 def examples() -> list[tuple[dict[str, Any], bytes]]:
-    """Return what each example of the page means, and its bytes: of each line what stands before two spaces."""
+    """Return what each example of the page means, and its bytes: of a line the hexadecimal digits, or its JSON."""
     block = r"<!-- example: (\{[^\n]*?\}) -->\n(?:<!-- not run:[^\n]*-->\n)?```text\n(.*?)```"
     found = re.findall(block, PAGE, re.DOTALL)
     return [
-        (json.loads(meaning), bytes.fromhex("".join(line.partition("  ")[0] for line in block.splitlines())))
+        (json.loads(meaning), b"".join(bytes_of_line(line) for line in block.splitlines()))
         for meaning, block in found
     ]
+
+
+def bytes_of_line(line: str) -> bytes:
+    """Return what a line of an example stands for."""
+    return line.encode() if line.startswith("{") else bytes.fromhex(line.partition("  ")[0])
 
 
 def test_specification_shows_every_kind_of_frame() -> None:
