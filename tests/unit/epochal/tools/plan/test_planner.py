@@ -18,10 +18,12 @@ from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import parse_clients, parse_link
-from epochal.tools.quality import loss_factor
+from epochal.tools.quality import loss_factor, loss_of_local_steps
 from tests.support.data.states import state_file
 from tests.support.thinned import thinned
 
+ADAMW = {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8}}
+MUON = {"Muon": {"momentum": 0.95, "weight_decay": 0.1}}
 LIKE = "100mbit/20mbit 40ms 10k tokens/s"
 ROOMY: dict[str, Any] = {
     "config__warmup_time": 3000,
@@ -254,6 +256,21 @@ def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
     found = advised(state, groups, options, plan_run(state, groups, options))
     (told,) = (told for told in found.suggestions if told.change.startswith("[merge] local_steps = 30,"))
     assert told.loss == pytest.approx(1 / 1.0395, abs=1e-3)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("optimizer", "is_advised"), [(ADAMW, True), (MUON, False)])
+def test_muon_is_advised_with_the_price_of_its_rounds(optimizer: dict[str, Any], is_advised: bool) -> None:
+    llama = {"model__LLM__architecture": "HfLlama", "model__LLM__optimizer": optimizer}
+    state, groups = run_of(4, merge__local_steps=30, **llama), [parse_clients(f"4 x {LIKE}")]
+    options = PlanOptions(Links(parse_link("1gbit")), parameter_count=20_000_000)
+    found = advised(state, groups, options, plan_run(state, groups, options)).suggestions
+    told = [one for one in found if one.change.startswith("Muon ")]
+    assert len(told) == is_advised
+    for one in told:
+        assert "[merge] local_steps = 100, [config] global_batch_size_start = " in one.change
+        assert one.loss == pytest.approx((loss_of_local_steps(100, "Muon") or 0) / (loss_of_local_steps(30) or 1))
+        assert one.faster > 1.2
 
 
 @pytest.mark.nightly
