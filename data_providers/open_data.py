@@ -173,14 +173,19 @@ def check_pinned(location: AnyLocation) -> None:
         raise NotAllowed(f"the run's mix {place} may change at any time; allowed in its state file: {line}", path=place)
 
 
-def run_data(state: StateFile, override: str | None = None) -> tuple[AnyLocation, DatasetSpec]:
+def run_data(
+    state: StateFile, override: str | None = None, *, held_out: bool = False
+) -> tuple[AnyLocation, DatasetSpec]:
     """Return the location of a run's data, or the one that `override` names instead, and the shape of its samples.
+
+    With `held_out` that of its held-out data, where it has some.
 
     Raises:
         InvalidInput: `override` is no location; the user's fault.
     """
     run_location = state.model.LLM.data_location
-    location: AnyLocation = run_location if override is None else parse_location(override)
+    named = (held_out and state.model.LLM.held_out_location) or run_location
+    location: AnyLocation = named if override is None else parse_location(override)
     if isinstance(location, Local | SingleUrl | Gcp | S3 | Azure) and isinstance(run_location, Preprocessed):
         location = Preprocessed(location.path if isinstance(location, Local) else override or "")
     return location, spec_for(run_location, state.model.LLM.max_seq_len)

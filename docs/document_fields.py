@@ -81,7 +81,7 @@ class Rule(StrEnum):
     OPERATOR = "kept to the coordinator: a client is not sent it, and ignores it"
 
 
-_PLACES = ("StateFile.model.LLM.data_location", "Mix.sources[].location", "MixEntry.location")
+_PLACES = ("StateFile.model.LLM.*_location", "Mix.sources[].location", "MixEntry.location")
 """The possible places of a data location."""
 
 

@@ -24,6 +24,8 @@ from epochal.state.config.model_table import HF_ARCHITECTURES, LocalCheckpoint, 
 from epochal.state.config.state_file import StateFile
 from epochal.state.dataset_descriptions import dataset_in_words
 from epochal.state.errors import EpochalError, InvalidInput, Unsupported
+from epochal.tools.evaluate.losses import DEFAULT_SPLIT as HELD_OUT_SPLIT
+from epochal.tools.evaluate.losses import TRAINING_SPLIT
 from epochal.tools.model_size import ModelSize, in_words, size_notes, size_problems
 from epochal.trainers.architectures import ARCHITECTURES, open_model
 from epochal.trainers.first_parameters import (
@@ -34,7 +36,7 @@ from epochal.trainers.first_parameters import (
 
 TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx")
 DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)
-DATA_PLACE = "model.LLM.data_location"
+DATA_PLACE, HELD_OUT_PLACE = "model.LLM.data_location", "model.LLM.held_out_location"
 LOOK_TIMEOUT_S = 60.0
 """Seconds for the answer of each place that is checked in the files of a `data.toml`."""
 
@@ -90,6 +92,11 @@ async def open_what_state_names(state: StateFile, source: str, *, with_network: 
             vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
             needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker, OWNERS))
         await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
+        if llm.held_out_location is not None:
+            held_out = NamedFiles()
+            await _open_data(state, f"{source}: {HELD_OUT_PLACE}", needs, held_out, with_network=with_network)
+            found.problems += held_out.problems
+            found.notes += held_out.notes
     return found
 
 
@@ -218,17 +225,20 @@ def data_names(folder: Path, suffixes: tuple[str, ...] = DATA_SUFFIXES) -> list[
 async def _open_data(
     state: StateFile, place: str, needs: DataNeeds | None, found: NamedFiles, *, with_network: bool
 ) -> None:
-    """Open the run's data, and inspect some of them if the run's needs are known."""
-    location, spec = run_data(state)
+    """Open the run's data, or those held out, and inspect some of them if the run's needs are known."""
+    is_held_out = place.endswith(HELD_OUT_PLACE)
+    location, spec = run_data(state, held_out=is_held_out)
     with found.collecting(place):
         reason = await asyncio.to_thread(_why_not_opened, location, with_network)
         if reason:
             found.notes.append(f"{place} was not opened: {reason}")
             return
-        options = OpenOptions(state.run_id, None, OWNERS, packs=state.model.LLM.data_type.reads_records)
+        packs, split = state.model.LLM.data_type.reads_records, HELD_OUT_SPLIT if is_held_out else TRAINING_SPLIT
+        options = OpenOptions(state.run_id, None, OWNERS, packs=packs, split=split)
         async with contextlib.aclosing(await open_location(location, spec, options)) as provider:
             found.fingerprint = provider.fingerprint
-            found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
+            if not is_held_out:
+                found.problems += [f"{place}: {problem}" for problem in fingerprint_problems(state, provider)]
             if needs is not None:
                 await _look(provider, place, needs, found)
     if isinstance(location, Local):

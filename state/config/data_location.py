@@ -310,3 +310,5 @@ class Preprocessed(SingleValue[RowsPlace]):
 
 
 DataLocation = Annotated[DummyData | Server | Local | Http | WeightedHttp | Preprocessed, TaggedEnum()]
+HeldOutLocation = Annotated[DummyData | Local | Http | WeightedHttp | Preprocessed | None, TaggedEnum()]
+"""No server: those of members serve nobody who only evaluates."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from epochal.state.config.adapter_table import Adapter, BaseFiles
-from epochal.state.config.data_location import BucketName, DataLocation, Endpoint, Region
+from epochal.state.config.data_location import BucketName, DataLocation, Endpoint, HeldOutLocation, Region
 from epochal.state.config.free_table import WrongEntry, check_free_table
 from epochal.state.config.schema import HexDigest, Natural, PathText, Positive, Section, SingleValue, TaggedEnum, Text
 
@@ -349,6 +349,7 @@ class LlmConfig(Section):
         max_seq_len: tokens of one sample, and so of one data index.
         cold_start_warmup_steps: rounds over which the learning rate grows after a cold start
             (`epochal.state.schedule`).
+        held_out_location: data that are not trained on, for evaluations and scores. Epochal's addition.
         adapter: what is trained beside the model at `checkpoint`; None trains all of that. Epochal's addition.
         tokenizer: SHA-256 of the tokenizer of the run's data. Epochal's addition.
     """
@@ -358,6 +359,7 @@ class LlmConfig(Section):
     architecture: Annotated[Architecture, Field(strict=False)]
     data_type: Annotated[DataType, Field(strict=False)]
     data_location: DataLocation
+    held_out_location: HeldOutLocation = None
     checkpoint: Checkpoint
     lr_schedule: LrSchedule
     optimizer: Optimizer

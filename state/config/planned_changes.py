@@ -16,6 +16,7 @@ from epochal.state.config.schema import Natural, Positive, Section
 
 AT_A_ROUND = (
     "model.LLM.lr_schedule",
+    "model.LLM.held_out_location",
     "config.global_batch_size_start",
     "config.global_batch_size_end",
     "config.global_batch_size_warmup_tokens",

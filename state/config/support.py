@@ -7,6 +7,7 @@ from dataclasses import replace
 from epochal.state.config.data_location import (
     MAX_FILES,
     PINNED_LINE,
+    DataLocation,
     DummyData,
     Http,
     NumberedFiles,
@@ -55,44 +56,52 @@ def ensure_supported(state: StateFile, source: str, architectures: Collection[Ar
 def unsupported_changes(state: StateFile) -> Iterator[Mistake]:
     """Yield what is not supported of the settings to which the file's changes lead."""
     for number, change in enumerate(state.changes):
-        changed = state.at(change.at_step)
-        if changed.verify is not None and changed.verify.by == "replays":
-            known = {mistake.path for mistake in _unrepeatable(state)}
-            yield from (
-                replace(mistake, path=f"changes.{number}.values.{mistake.path}")
-                for mistake in _unrepeatable(changed)
-                if mistake.path not in known
-            )
+        known = {mistake.path for mistake in _unsupported_settings(state)}
+        yield from (
+            replace(mistake, path=f"changes.{number}.values.{mistake.path}")
+            for mistake in _unsupported_settings(state.at(change.at_step))
+            if mistake.path not in known
+        )
 
 
 def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> Iterator[Mistake]:
     """Yield what is not supported; `allowed` is the line to write instead."""
     llm = state.model.LLM
     plain = state.to_plain()["model"]["LLM"]
-    location = llm.data_location
     if not SERVED_RUN_ID.fullmatch(state.run_id):
         yield Mistake("run_id", show(state.run_id), RUN_ID_LINE)
-    if state.verify is not None and state.verify.by == "replays":
-        yield from _unrepeatable(state)
+    yield from _unsupported_settings(state)
     yield from unsupported_changes(state)
     if llm.architecture not in architectures:
         trainable = " or ".join(f'`architecture = "{name}"`' for name in sorted(architectures))
         yield Mistake("model.LLM.architecture", show(llm.architecture), trainable)
     elif llm.architecture in HF_ARCHITECTURES and _lacks_config(state):
         yield Mistake("model.LLM.hf", None, _HF)
-    if llm.data_type is DataType.FINETUNING and isinstance(location, DummyData):
-        yield Mistake("model.LLM.data_location", show(plain["data_location"]), _PACKED)
-    if llm.data_type is DataType.MULTIMODAL and isinstance(location, DummyData):
-        yield Mistake("model.LLM.data_location", show(plain["data_location"]), _IMAGES)
-    if isinstance(location, WeightedHttp) and location.is_unpinned:
-        line = PINNED_LINE.format(place=location.place)
-        yield Mistake("model.LLM.data_location", show(plain["data_location"]), line)
-    files = location.location if isinstance(location, Http) else None
-    if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:
-        place = "model.LLM.data_location.Http.location.NumberedFiles.num_files"
-        yield Mistake(place, show(files.num_files), f"`num_files = {MAX_FILES}` or fewer")
     if isinstance(llm.optimizer, Distro):
         yield Mistake("model.LLM.optimizer", show(plain["optimizer"]), f'{_ADAMW}, `Muon` or `optimizer = "Dummy"`')
+
+
+def _unsupported_settings(state: StateFile) -> Iterator[Mistake]:
+    """Yield what is not supported of the settings that a change may have touched, and of the places of data."""
+    llm = state.model.LLM
+    yield from _unsupported_place("data_location", llm.data_location, llm.data_type)
+    yield from _unsupported_place("held_out_location", llm.held_out_location, llm.data_type)
+    if state.verify is not None and state.verify.by == "replays":
+        yield from _unrepeatable(state)
+
+
+def _unsupported_place(name: str, location: DataLocation | None, data_type: DataType) -> Iterator[Mistake]:
+    place, lines = f"model.LLM.{name}", {DataType.FINETUNING: _PACKED, DataType.MULTIMODAL: _IMAGES}
+    if isinstance(location, DummyData) and data_type in lines:
+        line = lines[data_type] if name == "data_location" else f"`{name}` of files that hold records, or no such line"
+        yield Mistake(place, show(location.variant), line)
+    if isinstance(location, WeightedHttp) and location.is_unpinned:
+        line = PINNED_LINE.format(place=location.place).replace("data_location", name)
+        yield Mistake(place, show({location.variant: location.root}), line)
+    files = location.location if isinstance(location, Http) else None
+    if isinstance(files, NumberedFiles) and files.num_files > MAX_FILES:
+        place = f"{place}.Http.location.NumberedFiles.num_files"
+        yield Mistake(place, show(files.num_files), f"`num_files = {MAX_FILES}` or fewer")
 
 
 def _unrepeatable(state: StateFile) -> Iterator[Mistake]:

@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from epochal.state.phase_names import RunState
 from tests.contract.epochal.test_benchmarks import QUESTIONS, task_file
-from tests.support.drive.processes import prepared_run
+from tests.support.drive.processes import in_phase, prepared_run
 from tests.support.heavy import need_module
 
 ON_DUMMY = ("--data", "dummy", "--samples", "4")
@@ -33,6 +35,31 @@ async def test_evaluation_is_recorded_by_the_coordinator_for_its_operator(tmp_pa
         stored = await run.command_here("evaluate", str(run.run_dir), *ON_DUMMY, "--json")
         stored.expect(0, "not in the run's history: only its coordinator records")
         assert json.loads(stored.out)["recorded"] is False
+
+
+async def test_evaluation_takes_the_held_out_data_of_its_step(tmp_path: Path) -> None:
+    for name, first in (("first", 0), ("second", 96)):
+        np.arange(first, first + 160, dtype="<u2").tofile(tmp_path / f"{name}.bin")
+    held_out = {"model__LLM__held_out_location": {"Local": str(tmp_path / "first.bin")}}
+    async with prepared_run(tmp_path, config__total_steps=2, config__init_min_clients=1, **held_out) as run:
+        await run.start_coordinator()
+        admin = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}
+        change = ("change", run.url, "--at-step", "2", "--set")
+        wrong = await run.command_here(*change, 'model.LLM.held_out_location={ Server = "h:1" }', **admin)
+        wrong.expect(1, "model.LLM.held_out_location is", 'exactly one of "Dummy", { Local = … }')
+        second = f"model.LLM.held_out_location.Local='{tmp_path / 'second.bin'}'"
+        (await run.command_here(*change, second, **admin)).expect(0, "first.bin", "second.bin")
+        evaluate = ("evaluate", run.url, "--allow-local", str(tmp_path))
+        (await run.command_here(*evaluate, **admin)).expect(0, "recorded as validation")
+        await run.start_client()
+        await run.until(in_phase(RunState.FINISHED))
+        (await run.command_here(*evaluate, **admin)).expect(0, "recorded as validation-from-2")
+        kept = json.loads((await run.command_here("status", run.url, "--json")).out)["evaluations"]
+        assert [(one["name"], one["step"], one["samples"]) for one in kept] == [
+            ("validation", 0, 10),
+            ("validation-from-2", 2, 10),
+        ]
+        assert len({one["data_fingerprint"] for one in kept}) == 2
 
 
 @pytest.mark.nightly

@@ -68,7 +68,7 @@ async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: 
     data.mkdir()
     (data / "tokens.bin").write_bytes((np.arange(1 << 15) % 16).astype("<u2").tobytes())  # which can be learnt
     scored = VERIFIED | {"merge__inner_state": "keep", "verify__by": "scores"}
-    scored["model__LLM__data_location"] = {"Local": str(data)}
+    scored |= {f"model__LLM__{kind}_location": {"Local": str(data)} for kind in ("data", "held_out")}
     async with real_run(tmp_path / "run", config__init_min_clients=3, **scored) as run:
         verifier = await start_verifier(run, "verifier-1")
         for _ in range(2):
@@ -80,6 +80,13 @@ async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: 
         assert "RAISES the held-out loss" in await run.line_of(verifier, run.client_id_of(liar))
         assert not run.events(run.coordinator, "client_convicted")
         assert {one["client_id"] for one in run.events(run.coordinator, "client_flagged")} == {rests["client_id"]}
+        step = (await run.status()).step + 4
+        for at_step, location in ((step, data / "absent"), (step + 2, data)):
+            location_line = f"model.LLM.held_out_location={{ Local = '{location}' }}"
+            change = ("change", run.url, "--at-step", str(at_step), "--set", location_line)
+            (await run.command_here(*change, EPOCHAL_ADMIN_TOKEN=run.admin_token)).expect(0, str(location))
+        await run.line_of(verifier, f"not computed again (data): {data / 'absent'}")
+        await run.line_of(verifier, "lowers the held-out loss")
         await run.stop_coordinator()
         await run.prove()
 

@@ -49,7 +49,9 @@ _Follow = Annotated[bool, typer.Option("--follow", help="Evaluate every new chec
 _Data = Annotated[
     str | None,
     typer.Option(
-        metavar="LOCATION", help="Data to evaluate on, as `epochal client --data` takes it. Default: the run's."
+        metavar="LOCATION",
+        help="Data to evaluate on, as `epochal client --data` takes it. "
+        "Default: the held-out data that the run's state file names, or the run's own.",
     ),
 ]
 _Split = Annotated[

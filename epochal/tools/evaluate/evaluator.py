@@ -36,10 +36,10 @@ from epochal.tools.evaluate.benchmarks import (
     load_tasks,
     opened_benchmarks,
 )
-from epochal.tools.evaluate.losses import EvaluationOptions, LossComputation, opened_evaluation
+from epochal.tools.evaluate.losses import EvaluationOptions, HeldOutLosses, LossComputation, name_since
 
 OWN_DATA_NAME, OTHER_DATA_NAME = "training", "validation"
-"""Names of evaluations on data without splits: the run's own, and others."""
+"""Names of evaluations on data without splits: those on which the run trains, and others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,8 @@ class Evaluator:
         self._evaluation = evaluation
         self._options = options
         self._opened = contextlib.AsyncExitStack()
-        self._work: _Work | None = None
+        self._benchmarks: _Work | None = None
+        self._losses: HeldOutLosses | None = None
         self._computed: CheckpointRef | None = None
         self._pending: list[Figure] = []
         """Of the checkpoint that was computed last: those that were not yet shown."""
@@ -183,7 +184,7 @@ class Evaluator:
         return [one for one in await self._run.evaluations() if not one.is_dropped]
 
     async def _follow_one(self, view: RunView, reference: CheckpointRef) -> None:
-        work = await self._opened_work(view)
+        work = await self._work_for(view, reference.step)
         if self._computed != reference and work.is_recorded(reference.step, await self._known()):
             self._options.say(f"{view.state.run_id}, replica {reference.step}: recorded already")
             return
@@ -195,7 +196,7 @@ class Evaluator:
 
     async def _take(self, view: RunView, reference: CheckpointRef) -> None:
         if self._computed != reference:
-            self._pending = list(await (await self._opened_work(view)).figures(view, reference))
+            self._pending = list(await (await self._work_for(view, reference.step)).figures(view, reference))
             self._computed = reference
         while self._pending:
             found = self._pending[0]
@@ -213,18 +214,20 @@ class Evaluator:
             self._options.show(found)
             del self._pending[0]
 
-    async def _opened_work(self, view: RunView) -> _Work:
-        if self._work is None:
-            if isinstance(self._evaluation, BenchmarkOptions):
+    async def _work_for(self, view: RunView, step: int) -> _Work:
+        """Return the computation for the replica of a step. Raise as `opened_evaluation` and `opened_benchmarks`."""
+        if isinstance(self._evaluation, BenchmarkOptions):
+            if self._benchmarks is None:
                 opening = _benchmarks(self._run, view, self._evaluation, self._options.say)
-                self._work = await self._opened.enter_async_context(opening)
-            else:
-                losses = opened_evaluation(view.state, view.spec, self._evaluation)
-                found = await self._opened.enter_async_context(losses)
-                without_splits = OWN_DATA_NAME if self._evaluation.data is None else OTHER_DATA_NAME
-                name = checked_name(self._options.name or found.data.split or without_splits)
-                self._work = _Losses(self._run, found, name)
-        return self._work
+                self._benchmarks = await self._opened.enter_async_context(opening)
+            return self._benchmarks
+        if self._losses is None:
+            self._losses = await self._opened.enter_async_context(HeldOutLosses(self._evaluation))
+        found = await self._losses.at(view.state, view.spec, step)
+        is_own = self._evaluation.data is None and view.state.at(step).model.LLM.held_out_location is None
+        name = self._options.name or found.data.split or (OWN_DATA_NAME if is_own else OTHER_DATA_NAME)
+        name = name_since(name, view.state, step, self._evaluation.data)
+        return _Losses(self._run, found, checked_name(name))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import system_jitter
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker, WorkerThread
-from epochal.state.config.data_location import Preprocessed, Server, WeightedHttp
+from epochal.state.config.data_location import HeldOutLocation, Preprocessed, Server, WeightedHttp
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
@@ -42,7 +42,7 @@ class EvaluationOptions:
 
     Attributes:
         permissions: what the run's documents may use of this machine.
-        data: a location in place of the run's.
+        data: a location in place of the run's held-out data.
         split: of data that have splits; None for `DEFAULT_SPLIT`.
         samples: maximum number of samples, from the first one on; None for all.
         torch: how a model of torch computes; None for the defaults.
@@ -70,6 +70,45 @@ class EvaluatedData:
     fingerprint: str
 
 
+class HeldOutLosses:
+    """The computation of losses on the held-out data of one step or another; that of one place is open at a time.
+
+    Use it as a context.
+    """
+
+    def __init__(self, options: EvaluationOptions) -> None:
+        self._options = options
+        self._opened = contextlib.AsyncExitStack()
+        self._found: tuple[HeldOutLocation, LossComputation] | None = None
+
+    async def __aenter__(self) -> "HeldOutLosses":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._found = None
+        await self._opened.aclose()
+
+    async def at(self, state: StateFile, spec: ModelSpec, step: int) -> "LossComputation":
+        """Return the computation for a step. Raise as `opened_evaluation`."""
+        place = None if self._options.data else state.at(step).model.LLM.held_out_location
+        if self._found is None or self._found[0] != place:
+            await self.__aexit__()
+            opening = opened_evaluation(state.at(step), spec, self._options)
+            self._found = place, await self._opened.enter_async_context(opening)
+        return self._found[1]
+
+
+def name_since(name: str, state: StateFile, step: int, data: str | None) -> str:
+    """Return the name of losses on a step's held-out data: another one for those to which the run has changed.
+
+    So that the history joins no losses of different data. `data`: as in `EvaluationOptions`.
+    """
+    place = "model.LLM.held_out_location"
+    steps = [change.at_step for change in state.changes if any(path.startswith(place) for path in change.values)]
+    since = max((at for at in steps if at <= step), default=None)
+    return name if data is not None or since is None else f"{name}-from-{since}"
+
+
 @contextlib.asynccontextmanager
 async def opened_evaluation(
     state: StateFile, spec: ModelSpec, options: EvaluationOptions
@@ -87,7 +126,7 @@ async def opened_evaluation(
         DataError: the data cannot be read.
         Unsupported: this version does not compute the architecture, or not with what is installed.
     """
-    location, dataset = run_data(state, options.data)
+    location, dataset = run_data(state, options.data, held_out=True)
     split = _split_of(state, location, options.split)
     packs = state.model.LLM.data_type.reads_records
     permissions = options.permissions

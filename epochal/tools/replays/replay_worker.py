@@ -37,7 +37,7 @@ from epochal.state.text.amounts import counted
 from epochal.state.weights import number_of
 from epochal.state.wire import Blake3, ClientId, Sha256
 from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
-from epochal.tools.evaluate.losses import EvaluationOptions, opened_evaluation
+from epochal.tools.evaluate.losses import EvaluationOptions, HeldOutLosses, LossComputation
 from epochal.tools.replays.calibration import Calibration
 from epochal.tools.replays.opened_trainers import OpenedTrainers, Opening
 from epochal.tools.replays.past_replicas import PastReplicas
@@ -236,7 +236,8 @@ async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -
     """
     requests = RepeatedRequests(client, options.policy)
     run = FollowedRun(requests)
-    access = await run.access(RoundSetup.of(await run.next()))
+    document = await run.next()
+    access = await run.access(RoundSetup.of(document))
     state = access.state
     if state.verify is None:
         raise InvalidInput(f"results of run {state.run_id} are not computed again: its state file has no [verify]")
@@ -253,6 +254,11 @@ async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -
         closing.push_async_callback(trainers.aclose)
         scores = None
         if state.verify.by == "scores":
-            losses = await closing.enter_async_context(opened_evaluation(state, access.spec, options.held_out))
-            scores = Scores(losses, worker, options.policy.clock)
+            held_out = await closing.enter_async_context(HeldOutLosses(options.held_out))
+
+            async def losses_at(step: int) -> LossComputation:
+                return await held_out.at(run.state or state, access.spec, step)
+
+            await losses_at(document.step)  # what is wrong with the data is found first
+            scores = Scores(losses_at, worker, options.policy.clock)
         yield ReplayWorker(client, requests, options, Machinery(run, replicas, trainers, spool, worker, scores))

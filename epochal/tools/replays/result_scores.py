@@ -1,6 +1,7 @@
 """Scores of results: by how much a part of one lowers the loss on held-out data (`[verify] by = "scores"`)."""
 
 import secrets
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from epochal.runtime.clock import Clock
@@ -23,14 +24,13 @@ class Scores:
     """Scores results of one run.
 
     Args:
-        losses: on held-out data.
+        losses: returns the computation of losses on the held-out data of a step.
         worker: makes the parameters, off the event loop.
         clock: times a score.
     """
 
-    def __init__(self, losses: LossComputation, worker: Worker, clock: Clock) -> None:
+    def __init__(self, losses: Callable[[int], Awaitable[LossComputation]], worker: Worker, clock: Clock) -> None:
         self._losses = losses
-        self._samples = min(losses.data.samples, SCORED_SAMPLES)
         self._worker = worker
         self._clock = clock
 
@@ -46,22 +46,25 @@ class Scores:
         Raises:
             InvalidResult: the bytes are no result.
             DataError: the samples cannot be read.
+            InvalidInput: the step's held-out data cannot be opened here.
             TrainerFailed: the loss of the replica itself cannot be computed.
         """
         began_s, step = self._clock.monotonic_s(), start.step + 1
-        first = secrets.randbelow(self._losses.data.samples - self._samples + 1)
+        losses = await self._losses(step)
+        samples = min(losses.data.samples, SCORED_SAMPLES)
+        first = secrets.randbelow(losses.data.samples - samples + 1)
         moved = await self._worker.run(partial(_moved, start, result, SCORED_PART * factor))
-        await self._losses.load(start.step, start.parameters)
-        before = await self._losses.loss(first, self._samples)
-        await self._losses.load(start.step, moved)
+        await losses.load(start.step, start.parameters)
+        before = await losses.loss(first, samples)
+        await losses.load(start.step, moved)
         try:
-            after = await self._losses.loss(first, self._samples)
+            after = await losses.loss(first, samples)
             gain = (before.finite_nats() - after.finite_nats()) / before.token_count
         except TrainerFailed:  # it is not finite
             gain = -MAX_GAIN
         bounded = max(-MAX_GAIN, min(MAX_GAIN, gain))
         took_ms = milliseconds(self._clock.monotonic_s() - began_s)
-        return ScoreReport(step, client_id, sha256_hex(result), bounded, self._samples, took_ms)
+        return ScoreReport(step, client_id, sha256_hex(result), bounded, samples, took_ms)
 
 
 def _moved(start: Replica, result: Buffer, part: float) -> dict[str, Float32Array]:

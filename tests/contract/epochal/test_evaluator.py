@@ -1,15 +1,24 @@
 """Evaluations of a run's checkpoints: which are computed, what is reported, and what is left out."""
 
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from epochal.runtime.permissions import OWNERS
+from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.model_table import ModelSpec
-from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused, TrainerFailed
+from epochal.state.config.state_file import StateFile
+from epochal.state.errors import (
+    CoordinatorUnreachable,
+    InvalidDocument,
+    InvalidInput,
+    NotAllowed,
+    Refused,
+    TrainerFailed,
+)
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
 from epochal.state.model.replica import Replica, first_replica
 from epochal.state.refusals import Refusal
@@ -33,8 +42,8 @@ def at_step(step: int) -> Replica:
     return first_replica(step, MODEL.initial_parameters(bytes([step]) * 32))
 
 
-def run_of(*views: list[Replica], spec: ModelSpec = SPEC) -> ListedRun:
-    return ListedRun(*views, spec=spec, state=STATE)
+def run_of(*views: list[Replica], spec: ModelSpec = SPEC, state: StateFile = STATE) -> ListedRun:
+    return ListedRun(*views, spec=spec, state=state)
 
 
 @dataclass
@@ -163,6 +172,43 @@ async def test_name_and_options_that_do_not_go_with_the_run_are_refused() -> Non
         await Desk(run_of([at_step(1)])).once(split="test")
     with pytest.raises(InvalidInput, match="serves only a run's members"):
         await Desk(run_of([at_step(1)])).once(data="tcp://127.0.0.1:9")
+
+
+def changing_at_3(folder: Path) -> StateFile:
+    """Return the file of a run whose held-out data are even tokens, and from step 3 on odd ones."""
+    for name, first in (("even", 0), ("odd", 1)):
+        np.arange(first, 256, 2, dtype="<u2").tofile(folder / f"{name}.bin")
+    place = "model.LLM.held_out_location"
+    return state_file(
+        model__LLM__ngram=STATE.model.LLM.ngram.model_dump(),
+        model__LLM__held_out_location={"Local": str(folder / "even.bin")},
+        changes=[
+            {"at_step": 2, "values": {"merge.outer_lr": 0.5}},
+            {"at_step": 3, "values": {place: {"Local": str(folder / "odd.bin")}}},
+        ],
+    )
+
+
+async def test_held_out_data_of_a_run_are_those_of_each_replicas_step(tmp_path: Path) -> None:
+    views = [[at_step(1)], [at_step(1), at_step(2)], [at_step(2), at_step(3)], [at_step(3), at_step(4)]]
+    desk = Desk(run_of(*views, state=changing_at_3(tmp_path)))
+    async with desk.evaluator(EvaluationOptions(OWNERS)) as evaluator:
+        await evaluator.follow(PATIENT)
+    before, after = "validation", "validation-from-3"
+    assert [(one.step, one.name) for one in desk.reported] == [(1, before), (2, before), (3, after), (4, after)]
+    named = Desk(desk.run, name="named")
+    await named.once(4, data=str(tmp_path / "odd.bin"), samples=None)
+    (same,) = named.reported
+    last = desk.reported[-1]
+    assert (same.name, same.loss, same.data_fingerprint) == ("named", last.loss, last.data_fingerprint)
+    assert len({one.data_fingerprint for one in desk.reported}) == 2
+
+
+async def test_volunteer_who_evaluates_opens_no_held_out_file_unasked(tmp_path: Path) -> None:
+    desk = Desk(run_of([at_step(1)], state=changing_at_3(tmp_path)))
+    with pytest.raises(NotAllowed, match=r"even\.bin on this machine, which may hold anything"):
+        async with desk.evaluator(EvaluationOptions(Permissions.of_volunteer())) as evaluator:
+            await evaluator.once(1)
 
 
 async def test_loss_does_not_depend_on_how_many_samples_are_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,6 +81,16 @@ def test_check_finds_tokens_that_the_model_does_not_know(tmp_path: Path) -> None
     checked(tmp_path, state).expect(2, "model.LLM.data_location: data index 0 has token 999", "allows 0 to 255")
 
 
+def test_check_opens_the_held_out_data_too(tmp_path: Path) -> None:
+    state = state_text(model__LLM__held_out_location={"Local": str(write_tokens(tmp_path / "held", 999))})
+    checked(tmp_path, state).expect(2, "model.LLM.held_out_location: data index 0 has token 999")
+    pinned = state_text(
+        config__data_fingerprint="0" * 64, model__LLM__held_out_location={"Local": str(write_tokens(tmp_path / "held"))}
+    )
+    checked(tmp_path, pinned).expect(2, "model.LLM.data_location: these data have fingerprint")
+    assert "held_out_location" not in checked(tmp_path, pinned).err, "the pin is of the run's data"
+
+
 def test_check_opens_the_folder_of_a_data_file(tmp_path: Path) -> None:
     checked(tmp_path, state_text(**SERVED), DATA).expect(2, "data.toml: dir: ", "data cannot be read")
     write_tokens(tmp_path / "data", 999)

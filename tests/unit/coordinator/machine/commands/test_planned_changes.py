@@ -105,6 +105,8 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
         ({}, {}, "values is without a change; allowed: `values`, `mix`, or both"),
         ({}, {"model.LLM.lr_schedule.Linear.base_lr": 1.0}, "model.LLM.lr_schedule"),
         (MIX, {"merge.inner_state": "keep"}, "fields that may change"),
+        ({}, {"model.LLM.held_out_location": {"Server": "h:1"}}, 'exactly one of "Dummy", { Local = … }, { Http = … }'),
+        ({}, {"model.LLM.held_out_location": {"WeightedHttp": "http://h/mix.json"}}, "which pins its bytes"),
     ],
 )
 def test_change_that_cannot_hold_is_refused(state: dict[str, Any], values: dict[str, Any], text: str) -> None:
