@@ -21,7 +21,7 @@ from benchmarks.attacks import ATTACKING
 from benchmarks.figures import Figure
 from benchmarks.servers import RUN_ID, CoordinatorProcess, coordinator_process
 from epochal.cli.options.shared import DATA_SERVER_TOKEN_VARIABLE
-from epochal.coordinator.auth.data_server_tokens import data_server_token_from
+from epochal.coordinator.auth.program_tokens import program_token_from
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import TcpDataProvider
@@ -117,7 +117,7 @@ async def _site(folder: Path, batches_per_round: int = BATCHES_PER_ROUND) -> Asy
         data_server, _ = await process.children.start_server(
             *("data-server", "data-server", str(folder / "data.toml"), "--coordinator", process.url),
             *("--host", "127.0.0.1", "--port", str(port)),
-            environment={DATA_SERVER_TOKEN_VARIABLE: await data_server_token_from(str(process.run_dir))},
+            environment={DATA_SERVER_TOKEN_VARIABLE: await program_token_from(str(process.run_dir), "data-server")},
         )
         clients = [
             await process.children.start(f"client-{number}", "client", process.url, "--trainer", "null")

@@ -55,6 +55,12 @@ _REPORTED: Mapping[type, Callable[[ClientId, Any], stimuli.Stimulus]] = {
     messages.TimesReport: stimuli.TimesReported,
     messages.LeavingReport: stimuli.LeaveAnnounced,
 }
+_FOUND: Mapping[type, Callable[[str, Any], stimuli.VerifierStimulus]] = {
+    ReplayReport: stimuli.ReplayReported,
+    ScoreReport: stimuli.ScoreReported,
+    ReplayFailure: stimuli.ReplayFailed,
+    CalibrationReport: stimuli.CalibrationReported,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +110,10 @@ class Handlers:
         if token is None:
             return stranger_at(host)
         now_s = self.service.now_s()
-        server_id = self.tokens.data_server_of(token, now_s)
+        server_id = self.tokens.program_of("data-server", token, now_s)
         if server_id is not None:
             return Reader(ReaderKind.DATA_SERVER, server_id)
-        verifier = self.tokens.verifier_of(token, now_s)
+        verifier = self.tokens.program_of("verifier", token, now_s)
         if verifier is not None:
             return Reader(ReaderKind.VERIFIER, verifier)
         return Reader(ReaderKind.MEMBER, self.authenticate(token))
@@ -117,8 +123,8 @@ class Handlers:
 
         Nobody is heard.
         """
-        now_s, tokens = self.service.now_s(), self.tokens
-        if token is None or tokens.data_server_of(token, now_s) or tokens.verifier_of(token, now_s):
+        now_s = self.service.now_s()
+        if token is None or any(self.tokens.program_of(kind, token, now_s) for kind in ("data-server", "verifier")):
             return True
         try:
             claims = self.tokens.check_session(token, now_s)
@@ -140,17 +146,13 @@ class Handlers:
     def blob_reader(self, token: str | None) -> ClientId:
         """Return who reads a blob: a member, which was heard, `OPERATOR` or `VERIFIER`. Raise as `authenticate`."""
         self._check_loaded()
-        if token and self.tokens.verifier_of(token, self.service.now_s()) is not None:
+        if token and self.tokens.program_of("verifier", token, self.service.now_s()) is not None:
             return VERIFIER
         return OPERATOR if token and self.admin.matches(token) else self.authenticate(token)
 
     def checker(self, token: str | None) -> str:
         """Return which checker sends a request. Raise `Refused` (`unauthorized`) unless it has a checker's token."""
-        self._check_loaded()
-        found = None if token is None else self.tokens.checker_of(token, self.service.now_s())
-        if found is None:
-            raise Refused(Refusal.UNAUTHORIZED, "this needs a checker's token (`epochal token checker`)")
-        return found
+        return self._program("checker", token)
 
     def verifier(self, token: str | None) -> str:
         """Return which verifier sends a request.
@@ -158,13 +160,17 @@ class Handlers:
         Raises:
             Refused: `unauthorized` unless it has a verifier's token; `not-now` if the run's results are not replayed.
         """
-        self._check_loaded()
-        found = None if token is None else self.tokens.verifier_of(token, self.service.now_s())
-        if found is None:
-            raise Refused(Refusal.UNAUTHORIZED, "this needs a verifier's token (`epochal token verifier`)")
+        found = self._program("verifier", token)
         if self.service.run.state_file.verify is None:
             message = "results of this run are not computed again; its state file needs a table [verify] for that"
             raise Refused(Refusal.NOT_NOW, message)
+        return found
+
+    def _program(self, kind: messages.ProgramKind, token: str | None) -> str:
+        self._check_loaded()
+        found = None if token is None else self.tokens.program_of(kind, token, self.service.now_s())
+        if found is None:
+            raise Refused(Refusal.UNAUTHORIZED, f"this needs a {kind}'s token (`epochal token {kind}`)")
         return found
 
     def check_run(self, run_id: str) -> None:
@@ -390,47 +396,26 @@ class Handlers:
 
     # Reports of verifiers
 
-    async def report_replay(self, verifier: str, report: ReplayReport) -> None:
-        """Take a verifier's report, also after its lease has ended.
+    async def report_of_verifier(
+        self, verifier: str, report: ReplayReport | ScoreReport | ReplayFailure | CalibrationReport
+    ) -> None:
+        """Take a verifier's report; if it is of a result, also after its lease has ended.
 
         Raises:
             Refused: `rate-limited` for too many messages of the verifier, which keeps its lease; as the machine does.
         """
-        self._check_verifier_rate(verifier)
-        try:
-            await self.submit(stimuli.ReplayReported(verifier, report))
-        finally:
-            self.replays.end(verifier, replay_key(report.step, report.client_id))
-
-    async def report_score(self, verifier: str, report: ScoreReport) -> None:
-        """Take a verifier's score, also after its lease has ended. Raise `Refused` as `report_replay` does."""
-        self._check_verifier_rate(verifier)
-        try:
-            await self.submit(stimuli.ScoreReported(verifier, report))
-        finally:
-            self.replays.end(verifier, replay_key(report.step, report.client_id))
-
-    async def report_failed_replay(self, verifier: str, failure: ReplayFailure) -> None:
-        """Note that a verifier cannot compute a result again. Raise `Refused` as `report_replay` does."""
-        self._check_verifier_rate(verifier)
-        try:
-            await self.submit(stimuli.ReplayFailed(verifier, failure))
-        finally:
-            self.replays.end(verifier, replay_key(failure.step, failure.client_id))
-
-    async def report_calibration(self, verifier: str, report: CalibrationReport) -> None:
-        """Take distances between honest repetitions. Raise `Refused` as `report_replay` does."""
-        self._check_verifier_rate(verifier)
-        await self.submit(stimuli.CalibrationReported(verifier, report))
-
-    def _check_verifier_rate(self, verifier: str) -> None:
         self.rates.check_replay(verifier, self.service.now_s(), self.service.run.occasion)
+        try:
+            await self.submit(_FOUND[type(report)](verifier, report))
+        finally:
+            if not isinstance(report, CalibrationReport):
+                self.replays.end(verifier, replay_key(report.step, report.client_id))
 
     # Requests of an operator
 
-    def data_server_token(self) -> messages.DataServerToken:
-        """Return a new token for a data server of the run."""
-        return messages.DataServerToken(self.tokens.data_server_token(self.service.now_s()))
+    def program_token(self, kind: messages.ProgramKind) -> messages.ProgramToken:
+        """Return a new token for a program of the run."""
+        return messages.ProgramToken(self.tokens.program_token(kind, self.service.now_s()))
 
     async def receive_genesis(
         self, sha256: Sha256, body: AsyncIterator[bytes], length_bytes: int | None

@@ -28,7 +28,6 @@ from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Ros
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import (
-    CheckerToken,
     CheckVerdict,
     LeasedCheck,
     ParameterNames,
@@ -43,16 +42,16 @@ from epochal.state.messages.replay_messages import (
     ReplayFailure,
     ReplayReport,
     ScoreReport,
-    VerifierToken,
 )
 from epochal.state.messages.requests import (
     REPORT_PATHS,
     Challenge,
     ChallengeRequest,
-    DataServerToken,
     FailedData,
     FingerprintSetting,
     JoinRequest,
+    ProgramKind,
+    ProgramToken,
     QuarantineRelease,
     Report,
     ResultCommitment,
@@ -280,11 +279,9 @@ class CoordinatorClient:
         """Take an evaluation into the run's history, in place of an earlier one of this name and step."""
         await self._request("POST", "/evaluations", message=report)
 
-    async def data_server_token(self) -> DataServerToken:
-        return await self._fetch(DataServerToken, "POST", "/tokens/data-server")
-
-    async def checker_token(self) -> CheckerToken:
-        return await self._fetch(CheckerToken, "POST", "/tokens/checker")
+    async def program_token(self, kind: ProgramKind) -> ProgramToken:
+        """Return a new token for a program of the run."""
+        return await self._fetch(ProgramToken, "POST", f"/tokens/{kind}")
 
     async def lease_check(self, wait_s: float) -> LeasedCheck | None:
         """Return a result to check, leased; None if none comes within `wait_s`. This and the next need its token."""
@@ -303,9 +300,6 @@ class CoordinatorClient:
     async def give_back_check(self, lease: str) -> None:
         """Let somebody else carry out a leased check."""
         await self._request("DELETE", f"/checks/{lease}")
-
-    async def verifier_token(self) -> VerifierToken:
-        return await self._fetch(VerifierToken, "POST", "/tokens/verifier")
 
     async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
         """Return a result to compute again, leased; None if none comes within `wait_s`.

@@ -38,18 +38,8 @@ OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "Results
 """Documents with their own parser."""
 FOR_OPERATORS = frozenset(
     {
-        *("CheckerToken", "CheckpointRef", "DataServerToken", "EvaluationHistory", "FailedData", "VerifierToken"),
-        *(
-            "KeptCheckpoints",
-            "LeasedCheck",
-            "LeasedReplay",
-            "LeasedSlice",
-            "ParameterNames",
-            "QuarantineRelease",
-            "RenewedLease",
-            "RunStatus",
-            "VerifierToken",
-        ),
+        *("CheckpointRef", "EvaluationHistory", "FailedData", "KeptCheckpoints", "LeasedCheck", "LeasedReplay"),
+        *("LeasedSlice", "ParameterNames", "ProgramToken", "QuarantineRelease", "RenewedLease", "RunStatus"),
     }
 )
 """Documents that only commands of the run's own operator ask for."""

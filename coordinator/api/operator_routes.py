@@ -17,13 +17,12 @@ from epochal.runtime.http.bodies import body_pieces, content_length, document_re
 from epochal.runtime.http.openapi import BYTES, BytesResponse, DescribedRoute, takes
 from epochal.state.documents import CheckpointRef
 from epochal.state.messages.audit_reports import AuditRecord
-from epochal.state.messages.blob_messages import CheckerToken
 from epochal.state.messages.evaluation_reports import EvaluationHistory, EvaluationReport
-from epochal.state.messages.replay_messages import VerifierToken
 from epochal.state.messages.requests import (
-    DataServerToken,
     FailedData,
     FingerprintSetting,
+    ProgramKind,
+    ProgramToken,
     QuarantineRelease,
     RunStatus,
 )
@@ -115,17 +114,13 @@ def _add_commands(router: APIRouter, handlers: Handlers) -> None:
         await handlers.submit(stimuli.ClientAbsolved(ClientId(client_id)))
         return Response(status_code=204)
 
-    @router.post(f"{RUN}/tokens/data-server", summary="A new token for a data server", response_model=DataServerToken)
-    async def data_server_token() -> Response:
-        return document_response(handlers.data_server_token())
-
-    @router.post(f"{RUN}/tokens/checker", summary="A new token for a checker", response_model=CheckerToken)
-    async def checker_token() -> Response:
-        return document_response(CheckerToken(handlers.tokens.checker_token(handlers.service.now_s())))
-
-    @router.post(f"{RUN}/tokens/verifier", summary="A new token for a verifier", response_model=VerifierToken)
-    async def verifier_token() -> Response:
-        return document_response(VerifierToken(handlers.tokens.verifier_token(handlers.service.now_s())))
+    @router.post(
+        f"{RUN}/tokens/{{kind}}",
+        summary="A new token for a data server, checker or verifier",
+        response_model=ProgramToken,
+    )
+    async def program_token(kind: ProgramKind) -> Response:
+        return document_response(handlers.program_token(kind))
 
     @router.post(
         f"{RUN}/quarantine/release",

@@ -70,7 +70,7 @@ def _add_reports(router: APIRouter, handlers: Handlers, verifier_of: Callable[..
         openapi_extra=takes(body=ReplayReport),
     )
     async def report(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_replay(verifier, await read_message(request, ReplayReport))
+        await handlers.report_of_verifier(verifier, await read_message(request, ReplayReport))
         return Response(status_code=204)
 
     @router.post(
@@ -80,7 +80,7 @@ def _add_reports(router: APIRouter, handlers: Handlers, verifier_of: Callable[..
         openapi_extra=takes(body=ScoreReport),
     )
     async def score(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_score(verifier, await read_message(request, ScoreReport))
+        await handlers.report_of_verifier(verifier, await read_message(request, ScoreReport))
         return Response(status_code=204)
 
     @router.post(
@@ -90,7 +90,7 @@ def _add_reports(router: APIRouter, handlers: Handlers, verifier_of: Callable[..
         openapi_extra=takes(body=ReplayFailure),
     )
     async def fail(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_failed_replay(verifier, await read_message(request, ReplayFailure))
+        await handlers.report_of_verifier(verifier, await read_message(request, ReplayFailure))
         return Response(status_code=204)
 
     @router.post(
@@ -100,5 +100,5 @@ def _add_reports(router: APIRouter, handlers: Handlers, verifier_of: Callable[..
         openapi_extra=takes(body=CalibrationReport),
     )
     async def calibrate(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_calibration(verifier, await read_message(request, CalibrationReport))
+        await handlers.report_of_verifier(verifier, await read_message(request, CalibrationReport))
         return Response(status_code=204)

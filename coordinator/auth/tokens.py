@@ -1,9 +1,10 @@
-"""The session tokens and data tickets of members, and the tokens of data servers, checkers and verifiers.
+"""The session tokens and data tickets of members, and the tokens of other programs: data servers, checkers, verifiers.
 
 A bounded number of checked tokens is cached.
 """
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
@@ -12,22 +13,20 @@ import jwt
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.state.errors import Refused
-from epochal.state.messages.requests import DATA_TICKET_AUDIENCE, SESSION_AUDIENCE
+from epochal.state.messages.requests import DATA_TICKET_AUDIENCE, SESSION_AUDIENCE, ProgramKind
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, sha256_hex
 
 D = TypeVar("D")
 
 SESSION_LIFETIME_S = 3600.0
-DATA_SERVER_AUDIENCE = "epochal-data-server"
-DATA_SERVER_LIFETIME_S = 10 * 365 * 86_400.0
-"""A data server's token only takes a place in a pool of its own, so that it need not be renewed during a run."""
-CHECKER_AUDIENCE = "epochal-checker"
-CHECKER_LIFETIME_S = 365 * 86_400.0
-"""A checker's token vouches for the form of results, and reads those that it is given to check; nothing else."""
-VERIFIER_AUDIENCE = "epochal-verifier"
-VERIFIER_LIFETIME_S = CHECKER_LIFETIME_S
-"""A verifier's token judges members' work, and reads what that needs; nothing else."""
+_YEAR_S = 365 * 86_400.0
+PROGRAM_LIFETIMES_S: Mapping[ProgramKind, float] = {
+    "data-server": 10 * _YEAR_S,  # it only takes a place in a pool of its own, and need not be renewed during a run
+    "checker": _YEAR_S,  # it vouches for the form of results, and reads those that it is given to check
+    "verifier": _YEAR_S,  # it judges members' work, and reads what that needs
+}
+"""Time for which the token of each program is valid, which serves for nothing else than is said here."""
 MAX_CACHED_TOKENS = 32_768
 SESSION_HEX_DIGITS = 13
 """Length of a session's number: every JSON reader represents integers of 52 bits exactly."""
@@ -69,39 +68,20 @@ class SessionTokens:
         """Return a signed ticket for data servers; it is not a session token."""
         return self._sign(client_id, DATA_TICKET_AUDIENCE, now_s, {})
 
-    def data_server_token(self, now_s: float) -> str:
-        """Return a signed token for a data server's requests, with an id of its own."""
-        return self._sign(secrets.token_hex(8), DATA_SERVER_AUDIENCE, now_s, {}, DATA_SERVER_LIFETIME_S)
+    def program_token(self, kind: ProgramKind, now_s: float) -> str:
+        """Return a signed token for the requests of a program of this kind, with an id of its own."""
+        return self._sign(secrets.token_hex(8), _audience(kind), now_s, {}, PROGRAM_LIFETIMES_S[kind])
 
-    def checker_token(self, now_s: float) -> str:
-        """Return a signed token for a checker's requests, with an id of its own."""
-        return self._sign(secrets.token_hex(8), CHECKER_AUDIENCE, now_s, {}, CHECKER_LIFETIME_S)
-
-    def verifier_token(self, now_s: float) -> str:
-        """Return a signed token for a verifier's requests, with an id of its own."""
-        return self._sign(secrets.token_hex(8), VERIFIER_AUDIENCE, now_s, {}, VERIFIER_LIFETIME_S)
-
-    def verifier_of(self, token: str, now_s: float) -> str | None:
-        """Return the id of the verifier whose token this is; None if it is no valid one for this run."""
-        return self._holder_of(token, VERIFIER_AUDIENCE, now_s)
-
-    def checker_of(self, token: str, now_s: float) -> str | None:
-        """Return the id of the checker whose token this is; None if it is no valid one for this run."""
-        return self._holder_of(token, CHECKER_AUDIENCE, now_s)
+    def program_of(self, kind: ProgramKind, token: str, now_s: float) -> str | None:
+        """Return the id of the program of this kind whose token this is; None if it is no valid one for this run."""
+        holder, expires_s = self._holders(token, _audience(kind))
+        return holder if expires_s > now_s else None
 
     def _sign(
         self, subject: str, audience: str, now_s: float, more: dict[str, int], lifetime_s: float = SESSION_LIFETIME_S
     ) -> str:
         claims = {"sub": subject, "run": self._run_id, "aud": audience, "exp": int(now_s + lifetime_s)}
         return self._key.sign({**claims, **more})
-
-    def data_server_of(self, token: str, now_s: float) -> str | None:
-        """Return the id of the data server whose token this is; None if it is no valid one for this run."""
-        return self._holder_of(token, DATA_SERVER_AUDIENCE, now_s)
-
-    def _holder_of(self, token: str, audience: str, now_s: float) -> str | None:
-        holder, expires_s = self._holders(token, audience)
-        return holder if expires_s > now_s else None
 
     def _found_holder(self, token: str, audience: str) -> tuple[str | None, float]:
         """Return whose token it is, and until when; None if it is not one of this run's."""
@@ -130,3 +110,7 @@ class SessionTokens:
             return SessionClaims(ClientId(str(found["sub"])), int(found["sid"]), float(found["exp"]))
         except (jwt.InvalidTokenError, KeyError, TypeError, ValueError):
             raise Refused(Refusal.UNAUTHORIZED, "the session token is not one of this coordinator's") from None
+
+
+def _audience(kind: ProgramKind) -> str:
+    return f"epochal-{kind}"

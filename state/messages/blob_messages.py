@@ -158,10 +158,3 @@ class RenewedLease(WireDocument):
     expires_in_s: float
     url: Annotated[str, Field(max_length=MAX_URL_CHARS)]
     url_expires_in_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class CheckerToken(WireDocument):
-    """A token for a checker of the run."""
-
-    token: str

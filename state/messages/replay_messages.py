@@ -30,13 +30,6 @@ Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
-class VerifierToken(WireDocument):
-    """A token for a verifier of the run."""
-
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
 class LeasedReplay(WireDocument):
     """A result that is leased to a verifier, which computes it again.
 

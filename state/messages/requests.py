@@ -124,9 +124,13 @@ class Session(WireDocument):
     client_timeout_s: float
 
 
+ProgramKind = Literal["data-server", "checker", "verifier"]
+"""A program beside clients that takes part in a run with a token of its own."""
+
+
 @dataclass(frozen=True, slots=True)
-class DataServerToken(WireDocument):
-    """A token with which a data server reads the run document, in a separate pool (`POST …/tokens/data-server`)."""
+class ProgramToken(WireDocument):
+    """A token of a program (`POST …/tokens/{kind}`)."""
 
     token: str
 

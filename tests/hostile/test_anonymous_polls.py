@@ -51,7 +51,7 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=2, **LONG) as run:
         member, second = WireClient(run, 1), WireClient(run, 2)
         await member.join()
-        server = run.handlers.data_server_token().token
+        server = run.handlers.program_token("data-server").token
         version = run.service.published.version
         async with strangers_waiting(run, version):
             refused = await run.http.get(f"{run.run_url}?wait_s=0.1&after={version}")
@@ -92,7 +92,7 @@ async def test_many_strangers_are_told_later_than_a_data_server(
         members = await training(run)
         version = run.service.published.version
         async with strangers_waiting(run, version) as later:
-            server = run.handlers.data_server_token().token
+            server = run.handlers.program_token("data-server").token
             news = asyncio.create_task(members[0].send("GET", f"?wait_s={POLL_S}&after={version}", token=server))
             for member in members:
                 assert (await member.send("DELETE", "/clients/me")).status_code == 204

@@ -1,6 +1,7 @@
 """`epochal token`: tokens that an operator gives to other programs of a run."""
 
 import asyncio
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -8,11 +9,8 @@ import typer
 from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import STORE_VARIABLE, CoordinatorCaOption
 from epochal.commands.operate.status import ask
-from epochal.coordinator.auth.data_server_tokens import (
-    checker_token_from,
-    data_server_token_from,
-    verifier_token_from,
-)
+from epochal.coordinator.auth.program_tokens import program_token_from
+from epochal.state.messages.requests import ProgramKind
 
 Source = Annotated[
     str,
@@ -24,32 +22,24 @@ Source = Annotated[
 ]
 
 
-def data_server(
-    source: Source,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
-) -> None:
+def data_server(source: Source, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Print a token for `epochal data-server --token`; a coordinator's address needs the admin token."""
-    if source.startswith(("http://", "https://")):
-        made = ask(source, tls_ca, lambda operator: operator.data_server_token(), required_token(admin_token))
-        typer.echo(made.token)
-    else:
-        typer.echo(asyncio.run(data_server_token_from(source)))
+    _print_token("data-server", source, admin_token, tls_ca)
 
 
 def checker(source: Source, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Print a token for `epochal checker --token`; a coordinator's address needs the admin token."""
-    if source.startswith(("http://", "https://")):
-        made = ask(source, tls_ca, lambda operator: operator.checker_token(), required_token(admin_token))
-        typer.echo(made.token)
-    else:
-        typer.echo(asyncio.run(checker_token_from(source)))
+    _print_token("checker", source, admin_token, tls_ca)
 
 
 def verifier(source: Source, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
     """Print a token for `epochal verifier --token`; a coordinator's address needs the admin token."""
+    _print_token("verifier", source, admin_token, tls_ca)
+
+
+def _print_token(kind: ProgramKind, source: str, admin_token: str | None, tls_ca: Path | None) -> None:
     if source.startswith(("http://", "https://")):
-        made = ask(source, tls_ca, lambda operator: operator.verifier_token(), required_token(admin_token))
+        made = ask(source, tls_ca, lambda operator: operator.program_token(kind), required_token(admin_token))
         typer.echo(made.token)
     else:
-        typer.echo(asyncio.run(verifier_token_from(source)))
+        typer.echo(asyncio.run(program_token_from(source, kind)))

@@ -224,7 +224,7 @@ async def _serve_run(state: StateFile, options: ServeOptions, data_config: Path 
             certificate = options.endpoint.tls_cert
             verify = True if certificate is None else trusting_holder_of(certificate)
             itself = await stack.enter_async_context(await CoordinatorClient.connect(served.url, RetryPolicy(), verify))
-            itself.use_token(served.handlers.data_server_token().token)
+            itself.use_token(served.handlers.program_token("data-server").token)
             data_options = _data_options(state, options, data_config)
             serving_them = serving_data(state, data_options, itself, served.registry)
             host, port = await stack.enter_async_context(serving_them)

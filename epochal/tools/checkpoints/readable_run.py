@@ -154,7 +154,7 @@ class ServedRun:
         """
         try:
             with self._as_operator():
-                await self._client.data_server_token()
+                await self._client.program_token("data-server")
         except Refused as error:
             if error.kind in (Refusal.UNAUTHORIZED, Refusal.FORBIDDEN):
                 return False

@@ -19,7 +19,7 @@ import tomli_w
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE
 from epochal.cli.options.shared import DATA_SERVER_TOKEN_VARIABLE
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN
-from epochal.coordinator.auth.data_server_tokens import data_server_token_from
+from epochal.coordinator.auth.program_tokens import program_token_from
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.store.files.folder import TESTNET_FOLDER
 from epochal.coordinator_client.follow import DocumentFeed
@@ -234,7 +234,7 @@ class LocalRun:
             *("--host", HOST, "--port", "0"),
         )
         self._announce(url)
-        environment = {DATA_SERVER_TOKEN_VARIABLE: await data_server_token_from(self._store)}
+        environment = {DATA_SERVER_TOKEN_VARIABLE: await program_token_from(self._store, "data-server")}
         await children.start_server(
             "data-server",
             *("data-server", str(directory / "data.toml"), "--coordinator", url),

@@ -104,7 +104,7 @@ async def test_join_signed_for_the_strangers_key_is_refused(coordinator: Served,
 
 
 async def test_coordinator_that_does_not_hold_its_key_is_noticed(coordinator: Served, relay: Relay) -> None:
-    relay.token = coordinator.handlers.data_server_token().token
+    relay.token = coordinator.handlers.program_token("data-server").token
     async with reached(relay, "coordinator", "test-run") as api:
         with pytest.raises(WrongCoordinator, match="has not signed the session with it"):
             await session_of(api).join()

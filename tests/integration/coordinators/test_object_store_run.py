@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from epochal.coordinator.auth.data_server_tokens import checker_token_from
+from epochal.coordinator.auth.program_tokens import program_token_from
 from epochal.coordinator.machine.records import RecordBody
 from epochal.coordinator.machine.stimuli import STIMULI, ResultReceived
 from epochal.coordinator.proof.audit import audit_store
@@ -103,7 +103,7 @@ async def test_run_moves_to_a_bucket_with_a_checker_that_checks(
         assert "was overwritten: its bytes hash to" in lost["reason"]
         assert fault.spoiled.endswith(lost["sha256"])
         fault.mend()
-        token = await checker_token_from(str(run.run_dir))
+        token = await program_token_from(str(run.run_dir), "checker")
         checker = await run.children.start("checker", "checker", run.url, environment={"EPOCHAL_CHECKER_TOKEN": token})
         assert "step" in await run.line_of(checker, "result of")
         reached = await run.until(in_training(run.watch.seen[-1].step + 3))
@@ -133,7 +133,7 @@ def bucket_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 async def test_checkers_make_the_updates_though_one_is_killed(tmp_path: Path, bucket_url: str) -> None:
     steps = 30
     async with real_run(tmp_path, config__total_steps=steps, blobs__store=s3_lines(bucket_url)) as run:
-        token = await checker_token_from(str(run.run_dir))
+        token = await program_token_from(str(run.run_dir), "checker")
         environment = {"EPOCHAL_CHECKER_TOKEN": token}
         first, second = [
             await run.children.start(name, "checker", run.url, "--spool", str(tmp_path), environment=environment)

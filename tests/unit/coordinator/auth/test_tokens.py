@@ -5,7 +5,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from epochal.coordinator.auth.signing_key import SigningKey
-from epochal.coordinator.auth.tokens import DATA_SERVER_LIFETIME_S, SESSION_LIFETIME_S, SessionTokens
+from epochal.coordinator.auth.tokens import PROGRAM_LIFETIMES_S, SESSION_LIFETIME_S, SessionTokens
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import DATA_TICKET_AUDIENCE
 from epochal.state.wire import client_id_of
@@ -53,11 +53,14 @@ def test_data_ticket_is_verified_with_the_public_key_alone() -> None:
 
 def test_data_server_token_holds_for_its_run_and_is_no_session() -> None:
     tokens = SessionTokens(KEY, "run")
-    token, another = tokens.data_server_token(NOW_S), tokens.data_server_token(NOW_S)
-    ids = {tokens.data_server_of(token, NOW_S), SessionTokens(KEY, "run").data_server_of(token, NOW_S)}
+    token, another = tokens.program_token("data-server", NOW_S), tokens.program_token("data-server", NOW_S)
+    ids = {
+        tokens.program_of("data-server", token, NOW_S),
+        SessionTokens(KEY, "run").program_of("data-server", token, NOW_S),
+    }
     assert len(ids) == 1
     assert None not in ids
-    assert tokens.data_server_of(another, NOW_S) not in {None, *ids}
+    assert tokens.program_of("data-server", another, NOW_S) not in {None, *ids}
     with pytest.raises(Refused, match="not one of this coordinator's"):
         tokens.check_session(token, NOW_S)
 
@@ -69,9 +72,10 @@ def test_data_server_token_of_another_kind_run_signer_or_time_is_none() -> None:
     for token in (
         session,
         tokens.data_ticket(CLIENT_ID, NOW_S),
-        SessionTokens(KEY, "other").data_server_token(NOW_S),
-        SessionTokens(SigningKey(bytes(32)), "run").data_server_token(NOW_S),
-        tokens.data_server_token(NOW_S - DATA_SERVER_LIFETIME_S),
+        tokens.program_token("checker", NOW_S),
+        SessionTokens(KEY, "other").program_token("data-server", NOW_S),
+        SessionTokens(SigningKey(bytes(32)), "run").program_token("data-server", NOW_S),
+        tokens.program_token("data-server", NOW_S - PROGRAM_LIFETIMES_S["data-server"]),
         *("", "a.b.c"),
     ):
-        assert tokens.data_server_of(token, NOW_S) is None
+        assert tokens.program_of("data-server", token, NOW_S) is None
