@@ -242,7 +242,7 @@ def _first_ledger(opening: Replayed, segment: Segment, stored: StoredProof | Non
         return Ledger.begin(opening.run)
     for problem in join_problems(proof, opening, segment.snapshot):
         found.problem(problem)
-    return proof.ledger()
+    return proof.ledger
 
 
 def _check_named(run: Run, stored: StoredProof | None, found: _Findings) -> None:

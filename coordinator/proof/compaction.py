@@ -148,7 +148,7 @@ class Compaction:
         if base is not None:
             known = parse_proof(base)
             _refuse(join_problems(known, opening, covered.snapshot))
-            ledger, text = known.ledger(), known.history
+            ledger, text = known.ledger, known.history
         fold = await self._worker.run(partial(self._fold, text))
         last = await self._replayed(opening, covered, ledger, fold)
         if not await self._worker.run(partial(_is_same, last, goes_on)):

@@ -15,22 +15,23 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
 from epochal.coordinator.store.sql.history import StoredProof
 from epochal.state.errors import InvalidDocument, StoreFailed
-from epochal.state.intervals import BatchId, coalesce
+from epochal.state.intervals import coalesce
 from epochal.state.wire import Blake3, Sha256, canonical_json, parse_document, sha256_hex
 from epochal.state.wire_document import WireDocument
 
-PROOF_FORMAT = 4
+PROOF_FORMAT = 5
 
 
 @dataclass(frozen=True, slots=True)
 class JournalProof(WireDocument):
-    """The contents of the first segments of a run's journal. Its ledger's fields are those of `Ledger`.
+    """The contents of the first segments of a run's journal.
 
     Attributes:
         segment_count: number of segments that it covers, from the first.
         previous_sha256: digest of the proof that it continues; None for a run's first.
         snapshot_sha256: digest of the snapshot that opens the segment after them.
         sequence, version: number of their last record, and of the document that it published.
+        ledger: at their end.
         replica_step, replica_digest: the last replica whose digest is known at their end.
         history: what is shown of the run at their end (`Fold.encoded`), on which no audit depends.
     """
@@ -42,38 +43,10 @@ class JournalProof(WireDocument):
     snapshot_sha256: Sha256
     sequence: int
     version: int
-    first_batch: int
-    first_step: int
-    rounds: int
-    last_step: int
-    applied: tuple[BatchId, ...]
-    applied_count: int
-    record_chain: Sha256
-    replica_chain: Sha256
+    ledger: Ledger
     replica_step: int | None
     replica_digest: Blake3 | None
-    evaluations: int
     history: str
-    late: tuple[tuple[int, tuple[BatchId, ...]], ...]
-    rewinds: int
-    dropped_rounds: int
-
-    def ledger(self) -> Ledger:
-        """Return the ledger at the end of the segments."""
-        return Ledger(
-            self.first_batch,
-            self.first_step,
-            self.rounds,
-            self.last_step,
-            list(self.applied),
-            list(self.late),
-            self.applied_count,
-            self.record_chain,
-            self.replica_chain,
-            self.evaluations,
-            self.rewinds,
-            self.dropped_rounds,
-        )
 
 
 def proof_of(
@@ -99,21 +72,10 @@ def proof_of(
         snapshot_sha256=sha256_hex(snapshot.body),
         sequence=snapshot.sequence,
         version=opening.document.version,
-        first_batch=ledger.first_batch,
-        first_step=ledger.first_step,
-        rounds=ledger.rounds,
-        last_step=ledger.last_step,
-        applied=tuple(ledger.applied),
-        applied_count=ledger.applied_count,
-        record_chain=ledger.record_chain,
-        replica_chain=ledger.replica_chain,
+        ledger=ledger,
         replica_step=last,
         replica_digest=None if last is None else known[last],
-        evaluations=ledger.evaluations,
         history=history,
-        late=tuple(ledger.late),
-        rewinds=ledger.rewinds,
-        dropped_rounds=ledger.dropped_rounds,
     )
     return StoredProof(count, canonical_json(proof))
 
@@ -145,20 +107,20 @@ def join_problems(proof: JournalProof, opening: Replayed, snapshot: Snapshot) ->
         opening: the run with which the journal goes on.
         snapshot: the snapshot that holds it.
     """
-    name, run, found = named(proof.segment_count), opening.run, []
+    name, run, ledger, found = named(proof.segment_count), opening.run, proof.ledger, []
     ends = (proof.run_id, proof.sequence, proof.version, proof.snapshot_sha256)
     goes_on = (run.state_file.run_id, opening.sequence, opening.document.version, sha256_hex(snapshot.body))
     if ends != goes_on:
         found.append(f"{name} does not end where segment {proof.segment_count} begins")
-    steps, counted = (proof.last_step + 1, proof.first_step + proof.rounds), (run.progress.step, run.progress.step)
-    if steps != counted or proof.applied_count != run.work.batches_applied:
+    steps, counted = (ledger.last_step + 1, ledger.first_step + ledger.rounds), (run.progress.step, run.progress.step)
+    if steps != counted or ledger.applied_count != run.work.batches_applied:
         found.append(
-            f"{name} says {proof.rounds} steps up to {proof.last_step} and {proof.applied_count} batches; the run had "
-            f"applied steps up to {run.progress.step - 1} and {run.work.batches_applied} batches"
+            f"{name} says {ledger.rounds} steps up to {ledger.last_step} and {ledger.applied_count} batches; "
+            f"the run had applied steps up to {run.progress.step - 1} and {run.work.batches_applied} batches"
         )
-    if coalesce(proof.applied) != proof.applied:
+    if coalesce(ledger.applied) != tuple(ledger.applied):
         found.append(f"{name} lists batches out of order or more than once")
-    found += [f"{name}: {problem}" for problem in balance(proof.ledger(), run).problems]
+    found += [f"{name}: {problem}" for problem in balance(ledger, run).problems]
     if proof.replica_step is not None and known_digests(run).get(proof.replica_step) != proof.replica_digest:
         found.append(f"{name} ends in another replica {proof.replica_step} than the run had")
     return found

@@ -17,6 +17,7 @@ from epochal.state.documents import Outcome
 from epochal.state.intervals import BatchId, coalesce, subtract, total_batches
 from epochal.state.text.amounts import counted
 from epochal.state.wire import Blake3, Sha256, document_digest, sha256_hex
+from epochal.state.wire_document import WireDocument
 
 RECORD_CHAIN_START = sha256_hex(b"epochal/records/v1")
 REPLICA_CHAIN_START = sha256_hex(b"epochal/replicas/v1")
@@ -42,7 +43,7 @@ def with_rewind(chain: Sha256, step: int) -> Sha256:
 
 
 @dataclass
-class Ledger:
+class Ledger(WireDocument):
     """Counts of a journal, from its first record on.
 
     Attributes:

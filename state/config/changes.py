@@ -11,6 +11,7 @@ from typing import Any
 from epochal.state.config.mistakes import show_at
 from epochal.state.config.model_table import P2P, P2PGcs
 from epochal.state.config.state_file import StateFile
+from epochal.state.wire_document import WireDocument
 
 CHANGEABLE = (
     "config.warmup_time",
@@ -50,7 +51,7 @@ PLANNED = "changes"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Change(WireDocument):
     """One difference: the dotted path, and the value before and after as a file spells it; None for a missing line.
 
     Webhooks' addresses are left out.

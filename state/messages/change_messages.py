@@ -27,18 +27,6 @@ class ChangeRequest(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class FieldChange(WireDocument):
-    """A field that changes: its dotted path, and its value before and after as a state file spells it."""
-
-    path: str
-    before: str | None
-    after: str | None
-
-    def __str__(self) -> str:
-        return str(Change(self.path, self.before, self.after))
-
-
-@dataclass(frozen=True, slots=True)
 class AnnouncedChange(WireDocument):
     """The settings that change at a step.
 
@@ -49,7 +37,7 @@ class AnnouncedChange(WireDocument):
 
     at_step: Count
     is_in_force: bool
-    fields: tuple[FieldChange, ...]
+    fields: tuple[Change, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +58,9 @@ def announced_changes(state: StateFile, applied_count: int) -> tuple[AnnouncedCh
     found, before, mix = [], state.model_copy(update={"changes": ()}).at(0), "as its file says"
     for number, change in enumerate(state.changes):
         after = state.at(change.at_step)
-        fields = [FieldChange(one.path, one.before, one.after) for one in differences(before, after)]
+        fields = list(differences(before, after))
         if change.mix is not None:
-            fields.append(FieldChange("mix", mix, show(change.mix)))
+            fields.append(Change("mix", mix, show(change.mix)))
             mix = show(change.mix)
         found.append(AnnouncedChange(change.at_step, number < applied_count, tuple(fields)))
         before = after
