@@ -10,7 +10,7 @@ from typing import Any
 
 from epochal.coordinator.auth.admin import OPERATOR, VERIFIER, AdminToken
 from epochal.coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
-from epochal.coordinator.auth.request_rates import MessageRates
+from epochal.coordinator.auth.request_rates import JOINS, PARTS, REPLAYS, REPORTS, UPLOADS, MessageRates
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
 from epochal.coordinator.blobs.downloads import Downloads
 from epochal.coordinator.blobs.from_object_store import Arrivals
@@ -241,7 +241,7 @@ class Handlers:
             name=request.name or "",
             software=request.software or "",
         )
-        self.rates.check_join(client_id, self.service.now_s())
+        self.rates.check(JOINS, client_id, self.service.now_s())
         run = self.service.run
         if address is not None and client_id not in run.members:
             check_join(run.members, run.identity.state_file, joined, run.clock.now_s)
@@ -371,7 +371,7 @@ class Handlers:
 
     def check_rate(self, client_id: ClientId) -> None:
         """Count a message of a member. Raise `Refused` (`rate-limited`) if it has sent too many in this phase."""
-        self.rates.check_report(client_id, self.service.now_s(), self.service.run.occasion)
+        self.rates.check(REPORTS, client_id, self.service.now_s(), self.service.run.occasion)
 
     def check_upload_rate(self, client_id: ClientId, sha256: Sha256) -> None:
         """Count a request about a blob that a member delivers: apart from its messages, also parts of a checkpoint.
@@ -381,9 +381,9 @@ class Handlers:
         """
         expected = expected_blob(self.service.run, client_id, sha256)
         if isinstance(expected, ExpectedPart):
-            self.rates.check_part(client_id, self.service.now_s(), expected.claim.step)
+            self.rates.check(PARTS, client_id, self.service.now_s(), expected.claim.step)
         else:
-            self.rates.check_upload(client_id, self.service.now_s(), self.service.run.occasion)
+            self.rates.check(UPLOADS, client_id, self.service.now_s(), self.service.run.occasion)
 
     async def receive_blob(self, client_id: ClientId, sha256: Sha256, body: BlobBody) -> None:
         """Take the bytes of a result or checkpoint that this member announced.
@@ -404,7 +404,7 @@ class Handlers:
         Raises:
             Refused: `rate-limited` for too many messages of the verifier, which keeps its lease; as the machine does.
         """
-        self.rates.check_replay(verifier, self.service.now_s(), self.service.run.occasion)
+        self.rates.check(REPLAYS, verifier, self.service.now_s(), self.service.run.occasion)
         try:
             await self.submit(_FOUND[type(report)](verifier, report))
         finally:

@@ -200,12 +200,13 @@ class RoundHead(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRef(WireDocument):
-    """A verified checkpoint: the replica after `step` outcomes, as blobs that the coordinator holds.
+class ReplicaRef(WireDocument):
+    """What leads to the replica after `step` outcomes, as blobs that the coordinator holds.
 
     Attributes:
         blob_sha256: digest of its one blob; with several parts that of their manifest (`state/checkpoint_parts.py`).
         size_bytes: of all parts together.
+        replica_digest: of the replica.
         part_count: number of its parts.
     """
 
@@ -215,6 +216,11 @@ class CheckpointRef(WireDocument):
     replica_digest: HexBlake3
     part_count: Annotated[int, Field(ge=1)] = 1
 
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRef(ReplicaRef):
+    """A verified checkpoint: the replica itself."""
+
     @property
     def purpose(self) -> str:
         """Its name in messages."""
@@ -222,20 +228,10 @@ class CheckpointRef(WireDocument):
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRef(WireDocument):
-    """The update of a step, which every replica applies, as blobs that the coordinator holds (`state/updates.py`).
-
-    Attributes:
-        step: the step that it takes.
-        blob_sha256, size_bytes, part_count: as in `CheckpointRef`.
-        replica_digest: of the replica that it leads to.
-    """
+class UpdateRef(ReplicaRef):
+    """The update that takes a step, which every replica of the step before applies (`state/updates.py`)."""
 
     step: Annotated[int, Field(ge=1)]
-    blob_sha256: HexSha256
-    size_bytes: Annotated[int, Field(ge=1)]
-    replica_digest: HexBlake3
-    part_count: Annotated[int, Field(ge=1)] = 1
 
     @property
     def purpose(self) -> str:

@@ -16,10 +16,10 @@ from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
 from epochal.state.model.tensors import Float32Array
 
 
-def encode_with_feedback(
+def parts_with_feedback(
     codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float, max_abs: float = math.inf
-) -> tuple[Block, Float32Array]:
-    """Return one tensor's difference, encoded with what was left out before, and what is left out now.
+) -> Iterator[tuple[Block, Float32Array]]:
+    """Yield one tensor's difference, encoded with what was left out before, in flat parts that take constant memory.
 
     Args:
         codec: the run's.
@@ -29,18 +29,8 @@ def encode_with_feedback(
         max_abs: `merge.max_abs`, within which the encoded tensor stays (`state/codecs/clipping.py`).
 
     Returns:
-        The encoded tensor, and the new residual, of the difference's shape.
+        Each part, encoded, and its residual, of which both are flat.
     """
-    blocks, left = zip(*parts_with_feedback(codec, difference, residual, decay, max_abs), strict=True)
-    block = np.concatenate(blocks)
-    shape = difference.shape
-    return block if block.dtype == np.uint8 else block.reshape(shape), np.concatenate(left).reshape(shape)
-
-
-def parts_with_feedback(
-    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float, max_abs: float = math.inf
-) -> Iterator[tuple[Block, Float32Array]]:
-    """Yield the flat parts of what `encode_with_feedback` returns, which takes constant memory."""
     flat = np.ascontiguousarray(difference, np.float32).reshape(-1)
     before = None if residual is None else residual.reshape(-1)
     for part in parts_of(codec, flat.size):

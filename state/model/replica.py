@@ -19,7 +19,6 @@ from epochal.state.model.tensors import (
     Float32Array,
     InvalidTensorFile,
     Readable,
-    TensorFile,
     TensorHeader,
     TensorLayout,
     Tensors,
@@ -27,7 +26,6 @@ from epochal.state.model.tensors import (
     file_size_bound,
     frozen_tensors,
     layout_of,
-    parse_tensor_file,
     read_tensor_header,
     tensor_stream,
     value_pieces,
@@ -176,7 +174,7 @@ def blank_checkpoint(form: CheckpointForm) -> TensorStream:
 
 
 def arrays_in(room: memoryview, form: CheckpointForm) -> tuple[Tensors, Tensors]:
-    """Return the parameters and the outer momentum in a checkpoint that is being written, as arrays to write to.
+    """Return the parameters and the outer momentum in a checkpoint as views, to write to if it is being written.
 
     Args:
         room: the bytes after its header.
@@ -213,34 +211,25 @@ def parse_checkpoint(data: Buffer) -> Replica:
 
     Raises:
         InvalidDocument: the sender's fault, do not retry the same bytes; `rule` in the context names what is broken:
-            those of `parse_tensor_file`, `format`, `step`, `names`, `finite`.
+            those of `read_tensor_header`, `format`, `step`, `names`, `finite`.
     """
-    file = _tensor_file(data)
-    replica = _replica_in(file)
-    if check_values(file.values, math.inf) is not None:
+    form, values = _values_of(data)
+    if check_values(np.frombuffer(values, np.dtype("<f4")), math.inf) is not None:
         raise InvalidDocument("a checkpoint with values that are not finite", rule="finite")
-    return replica
+    return Replica(form.step, *arrays_in(values, form))
 
 
 def examined_replica(data: Buffer) -> Replica:
     """Return the replica in a checkpoint that `examine_checkpoint` accepted, whose values are not read once more."""
-    return _replica_in(_tensor_file(data))
+    form, values = _values_of(data)
+    return Replica(form.step, *arrays_in(values, form))
 
 
-def _replica_in(file: TensorFile) -> Replica:
-    step, _ = _parse_metadata(file.metadata)
-    parameters: Tensors = {}
-    momentum: Tensors = {}
-    for name, array in file.tensors().items():
-        if name.startswith(PARAMETERS_PREFIX):
-            parameters[name.removeprefix(PARAMETERS_PREFIX)] = array
-        elif name.startswith(MOMENTUM_PREFIX):
-            momentum[name.removeprefix(MOMENTUM_PREFIX)] = array
-        else:
-            raise InvalidDocument(f"a checkpoint with a tensor {name!a}", rule="names")
-    if not parameters or (momentum and layout_of(parameters) != layout_of(momentum)):
-        raise InvalidDocument("a checkpoint whose parameters and momentum differ in names or shapes", rule="names")
-    return Replica(step, parameters, momentum)
+def _values_of(data: Buffer) -> tuple[CheckpointForm, memoryview]:
+    """Return which values a checkpoint has, and their bytes, as a read-only view."""
+    view = memoryview(data).cast("B").toreadonly()
+    header = _tensor_header(view)
+    return parse_checkpoint_header(header), view[header.size_bytes :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,22 +287,11 @@ def checkpoint_form(data: Readable) -> CheckpointForm:
     return parse_checkpoint_header(_tensor_header(data))
 
 
-def _tensor_file(data: Buffer) -> TensorFile:
-    try:
-        return parse_tensor_file(data)
-    except InvalidTensorFile as error:
-        raise _not_a_checkpoint(error) from error
-
-
 def _tensor_header(data: Readable) -> TensorHeader:
     try:
         return read_tensor_header(data)
     except InvalidTensorFile as error:
-        raise _not_a_checkpoint(error) from error
-
-
-def _not_a_checkpoint(error: InvalidTensorFile) -> InvalidDocument:
-    return InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule)
+        raise InvalidDocument(f"not a checkpoint: {error.message}", rule=error.rule) from error
 
 
 def parse_checkpoint_header(header: TensorHeader) -> CheckpointForm:

@@ -23,6 +23,7 @@ from epochal.coordinator.store.postgres.server_identity import (
 from epochal.coordinator.store.sql.database import Database, Row, Statement
 from epochal.coordinator.store.sql.notes import SERVER, Notes
 from epochal.state.errors import StoreBlocked, StoreConflict, StoreFailed
+from epochal.state.wire import canonical_json
 
 _NEWS = f"SELECT {IS_SYNCHRONOUS}, pg_notify(:channel, :news)"
 
@@ -78,7 +79,7 @@ class AppendingDatabase(PostgresDatabase):
         telling = Statement(_NEWS, {"channel": channel_of(self._run_id), "news": news})
         if not self._is_note_due or self._server is None:
             return (telling,)
-        return telling, Notes(self, self._run_id).writing(SERVER, self._server.encoded())
+        return telling, Notes(self, self._run_id).writing(SERVER, canonical_json(self._server))
 
     def note_rows(self, rows: Sequence[Sequence[Row]]) -> None:
         if self._server is not None:

@@ -5,11 +5,13 @@ whether commits there were answered only once a standby had them. From both a co
 whether records may be missing that clients have seen.
 """
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from epochal.coordinator.store.sql.database import Row
+from epochal.state.errors import InvalidDocument
+from epochal.state.wire import parse_document
+from epochal.state.wire_document import WireDocument
 
 IS_SYNCHRONOUS = (
     "current_setting('synchronous_standby_names') <> '' AND current_setting('synchronous_commit') <> 'local'"
@@ -23,8 +25,8 @@ WHERE NOT pg_is_in_recovery()
 
 
 @dataclass(frozen=True, slots=True)
-class ServerIdentity:
-    """A server that takes writes.
+class ServerIdentity(WireDocument):
+    """A server that takes writes, as the run notes it.
 
     Attributes:
         system: identifier of its cluster, which its standbys share.
@@ -35,10 +37,6 @@ class ServerIdentity:
     system: str
     timeline: int
     is_synchronous: bool
-
-    def encoded(self) -> bytes:
-        """Return the identity as a note."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     def is_same(self, other: "ServerIdentity") -> bool:
         """Return whether no promotion lies between them."""
@@ -55,12 +53,9 @@ class ServerIdentity:
 
 def parse_identity(note: bytes | None) -> ServerIdentity | None:
     """Return the identity in a note; None if there is none that can be read."""
-    if note is None:
-        return None
     try:
-        found = json.loads(note)
-        return ServerIdentity(str(found["system"]), int(found["timeline"]), bool(found["is_synchronous"]))
-    except (ValueError, KeyError, TypeError):
+        return None if note is None else parse_document(ServerIdentity, note)
+    except InvalidDocument:
         return None
 
 

@@ -214,42 +214,6 @@ async def test_slice_of_a_worker_that_dies_is_made_by_another(
     assert "lease_taken_over" not in caplog.messages
 
 
-@pytest.mark.nightly
-async def test_slice_is_the_coordinators_once_all_workers_died(
-    run: Served, clients: list[WireClient], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(given, "LEASE_S", SOON_S)
-    monkeypatch.setattr(leased_slices, "FREE_FOR_S", SOON_S)
-    api = await api_of(run)
-    async with asyncio.TaskGroup() as tasks:
-        dying = tasks.create_task(leased(run, api))
-        await present(run, 1)
-        await play(run, clients)
-        await dying
-    assert "lease_taken_over" in caplog.messages
-
-
-@pytest.mark.nightly
-async def test_slice_that_comes_late_counts_for_nothing(
-    run: Served, clients: list[WireClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A worker delivers once more what it delivered, and another one what its ended lease was for."""
-    monkeypatch.setattr(leased_slices, "FREE_FOR_S", SOON_S)
-    api = await api_of(run)
-    async with asyncio.TaskGroup() as tasks:
-        asked = tasks.create_task(leased(run, api))
-        await present(run, 1)
-        await deliver(clients)
-        first = await asked
-        assert problem(await answered(run, api, "PUT", f"/{first.lease}", bytes(10))) == "not-now"
-        assert (await answered(run, api, "DELETE", f"/{first.lease}")).status_code == 204
-        assert problem(await answered(run, api, "PUT", f"/{first.lease}", bytes(10))) == "gone"
-        await attest(run, clients)
-        await check_update(run.service, 1, REPLICA.layout)
-    assert problem(await answered(run, api, "POST", f"/{first.lease}/renewal")) == "gone"
-    assert len(updates(run)) == 1
-
-
 @pytest.mark.parametrize("size_bytes", [None, 10], ids=["of-its-size", "short"])
 async def test_worker_whose_bytes_are_wrong_gets_no_other_slice(
     run: Served, clients: list[WireClient], caplog: pytest.LogCaptureFixture, size_bytes: int | None

@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from epochal.coordinator.auth import request_rates as rates
-from epochal.coordinator.auth.request_rates import JOIN_PERIOD_S, JOINS_AT_ONCE, REPORT_PERIOD_S, REPORTS_PER_PHASE
+from epochal.coordinator.auth.request_rates import JOINS, REPORTS
 from epochal.coordinator_client.session import ClientProfile, CoordinatorSession
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import Refused
@@ -41,20 +42,20 @@ async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_pat
         await phase(run, RunState.WARMUP)
         before = run.insight.status().journal_bytes
         kinds, started_s = [], time.monotonic()
-        for number in range(3 * REPORTS_PER_PHASE):
+        for number in range(3 * REPORTS.at_once):
             claim = CheckpointReport(0, Sha256(f"{number:064x}"), Sha256(f"{number:064x}"), number)
             answer = await chatty.send("POST", "/checkpoints", claim)
             kinds.append("" if answer.is_success else problem(answer))
             if answer.status_code == 429:
-                assert 1 <= int(answer.headers["Retry-After"]) <= REPORT_PERIOD_S
+                assert 1 <= int(answer.headers["Retry-After"]) <= REPORTS.period_s
         assert kinds.count("rate-limited") == len(kinds) - kinds.count("")
         assert (
-            REPORTS_PER_PHASE
+            REPORTS.at_once
             <= kinds.count("")
-            <= REPORTS_PER_PHASE + (time.monotonic() - started_s) / REPORT_PERIOD_S + 1
+            <= REPORTS.at_once + (time.monotonic() - started_s) / REPORTS.period_s + 1
         )
         grown = run.insight.status().journal_bytes - before
-        assert hourly_bytes(grown, kinds.count(""), REPORT_PERIOD_S) < MAX_BYTES_AN_HOUR
+        assert hourly_bytes(grown, kinds.count(""), REPORTS.period_s) < MAX_BYTES_AN_HOUR
         assert (await honest.send("POST", "/checkpoints", claim)).is_success
 
 
@@ -74,16 +75,16 @@ async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path
                 joined += 1
                 await chatty.send("DELETE", "/clients/me")
         assert kind == "rate-limited"
-        assert JOINS_AT_ONCE <= joined <= JOINS_AT_ONCE + (time.monotonic() - started_s) / JOIN_PERIOD_S + 1
+        assert JOINS.at_once <= joined <= JOINS.at_once + (time.monotonic() - started_s) / JOINS.period_s + 1
         grown = run.insight.status().journal_bytes - before
-        assert hourly_bytes(grown, joined, JOIN_PERIOD_S) < MAX_BYTES_AN_HOUR
+        assert hourly_bytes(grown, joined, JOINS.period_s) < MAX_BYTES_AN_HOUR
         await honest.join()
 
 
 async def test_address_that_joins_with_ever_new_keys_is_told_to_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rates, "JOINS_OF_ADDRESS_AT_ONCE", 3)
+    monkeypatch.setattr(rates, "JOINS_OF_ADDRESS", replace(rates.JOINS_OF_ADDRESS, at_once=3))
     async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
         requests = [await WireClient(run, number).join_request() for number in range(4)]
         for request in requests[:3]:
@@ -102,10 +103,10 @@ async def test_client_obeys_the_time_that_it_is_told_to_wait() -> None:
     async with simulated_run(state_file(config__client_timeout_s=100_000), seed=0) as run:
         session = CoordinatorSession(run.api(no_faults)[0], ClientProfile(key_of(1)), policy, lambda _: None)
         await session.join()
-        for _ in range(REPORTS_PER_PHASE):
+        for _ in range(REPORTS.at_once):
             run.coordinator.handlers().check_rate(session.client_id)
         started_s = policy.clock.monotonic_s()
         with pytest.raises(Refused) as refused:
             await session.report(ReadyReport(0, Sha256("a" * 64), "data"))
         assert refused.value.kind == "replica-differs"
-        assert policy.clock.monotonic_s() - started_s == pytest.approx(REPORT_PERIOD_S, abs=1)
+        assert policy.clock.monotonic_s() - started_s == pytest.approx(REPORTS.period_s, abs=1)

@@ -9,13 +9,13 @@ import pytest
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.runtime.files.spool import Spool
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Float32Array, Tensors, TensorStream, layout_of
 from epochal.state.results import ResultHeader, decode_result
 from epochal.state.weights import factor_hex, norm_hex
 from epochal.state.wire import ClientId, Seed, Sha256
+from tests.support.data.fed_back import encode_with_feedback
 from tests.support.data.spooled import SPOOL_PARENT
 
 CODEC = "sparse-64"

@@ -5,8 +5,8 @@ import pytest
 
 from epochal.state.codecs.codec import ENCODED_VALUES, EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.model.tensors import Float32Array
+from tests.support.data.fed_back import encode_with_feedback
 
 DECAY = 0.95
 

@@ -204,13 +204,6 @@ def test_suspect_that_was_delivered_but_not_applied_stays() -> None:
     assert blamed(run, delivering=[who_has(run, BatchId(40, 41))]).suspects == ()
 
 
-def test_suspect_that_a_nondeliverer_made_is_carried_once_anybody_delivers() -> None:
-    run = run_with(Suspect(BatchId(40, 41), (), "", retry_step=9, from_deliverer=False))
-    assert blamed(run).cleared == ()
-    blame = blamed(run, delivering=[client(1)])
-    assert (blame.suspects, blame.cleared) == ((), (BatchId(40, 41),))
-
-
 @pytest.mark.parametrize(
     ("quarantined", "may"), [(MAX_QUARANTINED_INTERVALS - 1, True), (MAX_QUARANTINED_INTERVALS, False)]
 )
