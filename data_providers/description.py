@@ -6,7 +6,6 @@ from typing import Any
 
 from epochal.data_providers.order import DataOrder
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
-from epochal.runtime.visible_text import visible
 from epochal.state.dataset_descriptions import (
     MAX_CONTENT_NAME_CHARS,
     MAX_DESCRIBED_FILES,
@@ -14,6 +13,7 @@ from epochal.state.dataset_descriptions import (
     DatasetDescription,
     DescribedFile,
 )
+from epochal.state.text.visible import visible
 
 SHUFFLE_NAME_DIGITS = 12
 """Length of a shuffle key's short name: hex digits of its SHA-256."""

@@ -64,7 +64,7 @@ def timed_request() -> Iterator[RequestTimes]:
 def decoding() -> Iterator[None]:
     """Count the time in this context as decoding of the request that is under way, if there is one.
 
-    Of nested ones the outermost counts, without what is `fetching` within it.
+    Of nested ones the outermost counts.
     """
     times = _request.get()
     if times is None or _is_decoding.get():
@@ -77,17 +77,3 @@ def decoding() -> Iterator[None]:
     finally:
         times.decoding_s += time.perf_counter() - began_s
         _is_decoding.reset(token)
-
-
-@contextmanager
-def fetching() -> Iterator[None]:
-    """Take the time in this context out of the decoding around it, if there is any."""
-    times = _request.get()
-    if times is None or not _is_decoding.get():
-        yield
-        return
-    began_s = time.perf_counter()
-    try:
-        yield
-    finally:
-        times.decoding_s -= time.perf_counter() - began_s

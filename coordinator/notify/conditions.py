@@ -11,13 +11,13 @@ from statistics import fmean
 from epochal.coordinator.insight.notices import NoticeBook
 from epochal.coordinator.insight.projection import Projection
 from epochal.coordinator.machine.run import Run
-from epochal.runtime.visible_text import visible
 from epochal.state.config.notify_table import NoticeKind
 from epochal.state.documents import tries_before
 from epochal.state.intervals import total_batches
 from epochal.state.messages.notices import MAX_NOTICE_CHARS, MAX_SUBJECT_CHARS
 from epochal.state.phase_names import RunState
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 
 NEAR_BOUND_PERCENT = 90
 """Part of `max_total_bytes` above which room is little: at 80 the epoch ends, and its checkpoint makes room."""

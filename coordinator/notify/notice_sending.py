@@ -18,8 +18,8 @@ import httpx
 
 from epochal.coordinator.notify.addresses import Address
 from epochal.runtime.retry import retry_after_s
-from epochal.runtime.visible_text import visible
 from epochal.state.messages.notices import Notice
+from epochal.state.text.visible import visible
 
 SIGNATURE_HEADER = "X-Epochal-Signature"
 TIME_HEADER = "X-Epochal-Time"

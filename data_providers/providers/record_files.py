@@ -202,7 +202,7 @@ def _found(kind: str, opened: io.RawIOBase, size_bytes: int, place: str) -> NDAr
     with io.BufferedReader(opened, 64 * 1024) as file:
         if kind == _TAR:
             return samples_of_tar(cast("BinaryIO", file), size_bytes, place)
-        places, read_bytes = lines_of(file.read, place)
+        places, read_bytes = lines_of(cast("BinaryIO", file), place)
         if read_bytes != size_bytes:
             raise CorruptData(f"{place} ends at byte {read_bytes}; it was longer", path=place)
         return places

@@ -36,9 +36,9 @@ from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.connections.limited_transport import limited
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.runtime.http.http_client import not_trusted
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import DataError, InternalError, InvalidDocument, InvalidInput
 from epochal.state.intervals import DataIds
+from epochal.state.text.visible import visible
 from epochal.state.wire import parse_document
 
 CONNECT_TIMEOUT_S = 15.0

@@ -35,11 +35,11 @@ from epochal.data_providers.protocol import (
     Rejected,
     SourceUnavailable,
 )
-from epochal.runtime.visible_text import visible
 from epochal.state.documents import HexSha256
 from epochal.state.errors import DataError, InvalidDocument
 from epochal.state.intervals import MAX_INDEX, DataIds
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.text.visible import visible
 from epochal.state.wire import canonical_json, parse_document
 from epochal.state.wire_document import WireDocument
 

@@ -13,8 +13,8 @@ from epochal.cli.options.secret_files import take_secret_files
 from epochal.cli.output.logs import show_warnings
 from epochal.cli.output.progress import progress_shown
 from epochal.runtime.explanations import kind_name, kind_of
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError, InvalidInput, StoreLost, Unsupported
+from epochal.state.text.visible import visible
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2

@@ -6,11 +6,11 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from epochal.runtime.visible_text import visible
 from epochal.state.messages.history_rows import Moment, RoundDetail
 from epochal.state.shown.glossary import FATES, PARTS
 from epochal.state.shown.tries import shown_step
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 from epochal.view.waterfall import PART_WORDS, BarRow, Waterfall, waterfall
 
 STYLES = {part.letter: f"#000000 on {part.colour}" for part in PARTS.values()}

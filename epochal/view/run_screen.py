@@ -19,7 +19,7 @@ from rich.text import Text
 
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.visible_text import visible
+from epochal.state.text.visible import visible
 from epochal.view.round_lines import round_parts
 from epochal.view.status_panel import status_parts
 from epochal.view.watched_run import RunPicture, follow_run

@@ -11,7 +11,6 @@ from rich.text import Text
 
 from epochal.runtime.glossary import STATUS
 from epochal.runtime.rewind_words import shown_rewind
-from epochal.runtime.visible_text import visible
 from epochal.state.documents import MAX_SHARE
 from epochal.state.messages.evaluation_reports import Evaluation, benchmarks_among, losses_among, newest_evaluations
 from epochal.state.messages.member_rows import MemberFigures
@@ -20,6 +19,7 @@ from epochal.state.phase_names import RunState
 from epochal.state.shown.glossary import DECIDED, PHASES
 from epochal.state.shown.waiting_words import with_limit
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 CURVE_WIDTH = 60

@@ -3,10 +3,10 @@
 import math
 from dataclasses import dataclass
 
-from epochal.runtime.visible_text import visible
 from epochal.state.messages.history_rows import ClientFigures, RoundDetail
 from epochal.state.shown.explanation import shown_member
 from epochal.state.shown.glossary import FATES, PARTS
+from epochal.state.text.visible import visible
 
 MAX_WATERFALL_CLIENTS = 40
 """Maximum number of clients in the waterfall: those whose results came last."""

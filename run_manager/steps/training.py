@@ -21,12 +21,12 @@ from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.keeper import ReplicaKeeper
 from epochal.run_manager.round_view import RoundView, RoundViews, round_of
 from epochal.run_manager.steps.failure_texts import reported_failure
-from epochal.runtime.visible_text import visible
 from epochal.state.documents import RunDocument
 from epochal.state.errors import DataError, FailureKind, Refused, TrainerFailed
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS, FailureReport
 from epochal.state.refusals import Refusal
+from epochal.state.text.visible import visible
 from epochal.trainers.learner import NOT_FINITE
 
 log = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ from epochal.runtime.http.answer_bodies import ACCEPTED_ENCODINGS, bounded_body,
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import retry_after_s
-from epochal.runtime.visible_text import visible
 from epochal.state.config.data_location import MAX_PORT
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, NotAllowed, Refused
 from epochal.state.refusals import PROBLEM_JSON, Refusal
+from epochal.state.text.visible import visible
 from epochal.state.wire import strict_json
 
 MAX_CONNECTIONS = 32

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from epochal.cli.durations import shown_duration
 from epochal.runtime.long_work import BYTES, LongWork
-from epochal.runtime.visible_text import visible
+from epochal.state.text.visible import visible
 
 BAR_CHARS = 12
 MAX_TITLE_CHARS = 60

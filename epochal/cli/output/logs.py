@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from epochal.cli.output.people_lines import ForPeople, sentence_of, short
 from epochal.runtime.explanations import explanation_of
-from epochal.runtime.visible_text import visible
+from epochal.state.text.visible import visible
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 MAX_FIELD_CHARS = 2000

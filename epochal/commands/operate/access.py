@@ -9,9 +9,9 @@ from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.viewer_client import ViewerClient
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import AccessList
+from epochal.state.text.visible import visible
 from epochal.state.wire import canonical_json
 
 _KEY = re.compile(r"[0-9a-f]{64}")

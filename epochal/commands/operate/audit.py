@@ -19,9 +19,9 @@ from epochal.coordinator.proof.publishing import fetch
 from epochal.coordinator.store.published_files import FolderFiles
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 from epochal.tools.published_place import is_bucket, published_files
 from epochal.view.check_report import print_checks
 

@@ -17,11 +17,11 @@ from epochal.data_providers.mixes.mix_file import parse_mix
 from epochal.data_providers.mixes.mixture import with_later
 from epochal.data_providers.open_data import mix_text
 from epochal.data_providers.sources.http.requester import without_secrets
-from epochal.runtime.visible_text import visible
 from epochal.state.config.data_location import WeightedHttp
 from epochal.state.config.state_file import parse_state
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.change_messages import AnnouncedChange, ChangeList, ChangeRequest
+from epochal.state.text.visible import visible
 from epochal.state.wire import canonical_json
 
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")

@@ -8,10 +8,10 @@ from epochal.cli.options.admin_token import AdminToken, required_token
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
 from epochal.commands.operate.status import ask
 from epochal.coordinator_client.operator import parse_batches
-from epochal.runtime.visible_text import visible
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailedBatches
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 from epochal.state.wire import canonical_json
 
 SHOWN_ID_DIGITS = 12

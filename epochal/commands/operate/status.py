@@ -15,10 +15,10 @@ from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgum
 from epochal.coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
 from epochal.coordinator_client.operator import eject as eject_client
 from epochal.coordinator_client.viewer_client import ViewerClient
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 from epochal.state.wire import ClientId, Sha256, canonical_json
 from epochal.view.status_panel import status_panel
 

@@ -13,10 +13,10 @@ from epochal.coordinator_client.receipt_requests import get_receipt
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidDocument, InvalidInput
 from epochal.state.messages.receipts import Receipt, check_receipt
 from epochal.state.text.amounts import counted
+from epochal.state.text.visible import visible
 from epochal.state.wire import canonical_json, parse_document
 
 MAX_RECEIPT_BYTES = 65_536

@@ -41,8 +41,8 @@ from epochal.runtime.http.allowed_hosts import allowed_hosts
 from epochal.runtime.http.http_server import Endpoint, serving_app
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.runtime.retry import RetryPolicy
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, InvalidInput
+from epochal.state.text.visible import visible
 from epochal.tools.checkpoints.run_address import (
     DEFAULT_RECONNECT_S,
     ReconnectOption,

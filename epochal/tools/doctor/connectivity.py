@@ -16,10 +16,10 @@ from epochal.coordinator_client.wrong_address import mistake_in
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.http.http_client import check_url, open_client, reason_of
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
 from epochal.state.shown.join_guide import TORCH, JoinGuide
 from epochal.state.text.amounts import counted, shown_bytes
+from epochal.state.text.visible import visible
 from epochal.state.wire import parse_document
 from epochal.tools.doctor.local_machine import PACKAGE, Finding, Machine
 

@@ -17,11 +17,11 @@ from typing import Literal
 import numpy as np
 
 from epochal import __version__
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import EpochalError
 from epochal.state.merging import OuterStep, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.text.amounts import shown_bytes
+from epochal.state.text.visible import visible
 from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
 
 PACKAGE = "epochal"

@@ -10,11 +10,11 @@ from typing import Any
 
 from epochal.data_providers.open_data import OpenOptions, open_described, open_location, run_data
 from epochal.runtime.permissions import OWNERS
-from epochal.runtime.visible_text import visible
 from epochal.state.config.data_file import DataConfig, parse_data_config
 from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import EpochalError, InternalError
 from epochal.state.round_model import ClientGroup
+from epochal.state.text.visible import visible
 from epochal.tools.init.proposal import MOST_LOSS, TRAINING_PART, Proposal, proposed
 from epochal.tools.init.run_text import NewRun, data_text, state_text
 from epochal.tools.plan.plans import PlanOptions

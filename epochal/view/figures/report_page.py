@@ -19,7 +19,6 @@ from epochal import __version__
 from epochal.coordinator.proof.audit import AuditReport
 from epochal.runtime.files.durable_files import replace_file
 from epochal.runtime.glossary import CHECKS
-from epochal.runtime.visible_text import visible
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import benchmarks_among, losses_among, newest_evaluations
 from epochal.state.messages.history_rows import kept
@@ -27,6 +26,7 @@ from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.shown.tries import shown_progress
 from epochal.state.text.amounts import counted
 from epochal.state.text.html_tables import rows_html, text_html
+from epochal.state.text.visible import visible
 from epochal.view.figures.charts import charts_of
 from epochal.view.figures.plots import figure_html, has_matplotlib
 from epochal.view.figures.run_record import RunRecord

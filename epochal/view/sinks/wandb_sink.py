@@ -7,9 +7,9 @@ written again from the first on; W&B's server takes each step once.
 from collections.abc import Sequence
 from typing import Any
 
-from epochal.runtime.visible_text import visible
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundFigures
+from epochal.state.text.visible import visible
 from epochal.view.sinks.sink import SinkFailed, place_of, plain_name, scalars_of
 
 

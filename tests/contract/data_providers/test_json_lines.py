@@ -64,7 +64,7 @@ async def test_every_line_that_is_not_blank_is_a_record_however_the_file_is_read
 ) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes("\n".join([*lines, ""] if ends else lines).encode())
-    wanted = [line for line in lines if len(line.encode()) > 4 or set(line) - set(" \t\r")]
+    wanted = [line for line in lines if line.encode().strip()]
     kept, lines_module.SCANNED_BYTES = lines_module.SCANNED_BYTES, block
     try:
         if not wanted:
@@ -102,7 +102,7 @@ async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(CorruptData, match="holds no samples to pack"):
         await open_lines(tmp_path)
     monkeypatch.setattr(lines_module, "MAX_LINE_BYTES", 30)
-    with pytest.raises(CorruptData, match=r"long\.jsonl, line 2, has 40 bytes; at most 30"):
+    with pytest.raises(CorruptData, match=r"long\.jsonl, line 2, has more than 30 bytes"):
         await open_lines(write(tmp_path / "long.jsonl", ["[1]", "x" * 40]))
     path = write(tmp_path / "a.jsonl", RECORDS[:4])
     provider = await open_lines(path)

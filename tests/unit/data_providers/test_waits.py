@@ -8,7 +8,7 @@ from epochal.data_providers import waits
 from epochal.data_providers.fetcher import DataFetcher
 from epochal.data_providers.protocol import TokenBatch
 from epochal.data_providers.sources.range_file import SourceThreads
-from epochal.data_providers.waits import WaitTimes, decoding, fetching, timed_request
+from epochal.data_providers.waits import WaitTimes, decoding, timed_request
 from epochal.state.intervals import BatchId, DataIds
 from tests.support.simulate.virtual_time import in_virtual_time
 from tests.unit.data_providers.test_fetcher import SETTINGS, Provider
@@ -31,17 +31,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_fetching_within_decoding_counts_as_fetching(clock: Clock) -> None:
+def test_decoding_within_decoding_counts_once(clock: Clock) -> None:
     with timed_request() as times:
-        clock.now_s += 1
+        clock.now_s += 11
         with decoding():
             clock.now_s += 2
             with decoding():
                 clock.now_s += 3
-                with fetching():
-                    clock.now_s += 4
-        with fetching():
-            clock.now_s += 6
     assert (times.total_s, times.decoding_s) == (16, 5)
     assert times.decoding_part == 5 / 16
 
