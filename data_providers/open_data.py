@@ -5,6 +5,8 @@ asynchronous callable `(location: str, spec: DatasetSpec)` that returns the prov
 """
 
 import asyncio
+import shutil
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -42,17 +44,18 @@ from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.sources.byte_source import ByteSource, closed_on_failure, read
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.sources.cached_source import CachedSource
-from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.sources.http.manifests import open_checked
 from epochal.data_providers.sources.http.source import HttpOptions, HttpSource, without_secrets
 from epochal.data_providers.sources.hub_dataset import HubDataset, downloaded
 from epochal.data_providers.sources.manifest import VerifiedSource
 from epochal.data_providers.sources.object_store import ObjectStoreSource
+from epochal.data_providers.sources.unpacked import DEFAULT_UNPACKED_BYTES
 from epochal.data_providers.splits import DEFAULT_SPLIT, names_of_split
 from epochal.data_providers.tcp.client_connection import DataServerAccess, DataServerAddress, TicketOrAccess
 from epochal.data_providers.tcp.data_client import TcpDataProvider
 from epochal.data_providers.tcp.payloads import AnyLength, Shape
 from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.files.spool import Spool
 from epochal.runtime.hub import HUB_HOST
 from epochal.runtime.permissions import OWNERS, Permissions
 from epochal.state.config.data_file import DataConfig, parse_data_config
@@ -80,8 +83,6 @@ from epochal.state.wire import sha256_hex
 ENTRY_POINT_GROUP = "epochal.data_providers"
 DATA_CONFIG_SUFFIX = ".toml"
 ONLY_FOR_MEMBERS = "a TCP data server serves only a run's members; name the data's files or URL with --data"
-UNPACKED_FOLDER = "unpacked"
-"""The folder in a cache's for unpacked files and the places of records."""
 ONLY_PACKED = (
     '{place} holds records, which are packed; allowed: with model.LLM.data_type = "Finetuning", or "Multimodal" where '
     "they hold images"
@@ -112,11 +113,12 @@ class OpenOptions:
     packs: bool = False
     split: str = DEFAULT_SPLIT
 
-    def spool(self) -> DataSpool:
-        """Return a place for unpacked files: in the cache's folder, with as much room again, or a temporary one."""
-        return (
-            DataSpool() if self.cache is None else DataSpool(self.cache.folder / UNPACKED_FOLDER, self.cache.max_bytes)
-        )
+    def spool(self) -> Spool:
+        """Return a place for unpacked files: beside the cache, with as much room again, or the temporary folder."""
+        if self.cache is not None:
+            return Spool(self.cache.folder, self.cache.max_bytes)
+        folder = Path(tempfile.gettempdir())
+        return Spool(folder, min(DEFAULT_UNPACKED_BYTES, shutil.disk_usage(folder).free // 2))
 
 
 async def open_provider(
@@ -253,7 +255,7 @@ async def open_files(
             for suffixes in filter(holds, (LINES_SUFFIXES, TAR_SUFFIXES)):
                 of_kind = [name for name in names if name.endswith(suffixes)]
                 chosen = of_kind if is_named else names_of_split(names, suffixes, place, options.split)
-                return await RecordsDataProvider.open(source, chosen, spec.shuffle_seed, options.spool())
+                return await RecordsDataProvider.open(source, chosen, spec.shuffle_seed, options.spool(), options.cache)
             if not holds(ROW_SUFFIXES):
                 allowed = f"allowed: {RECORD_FILES}"
                 if holds(TOKEN_SUFFIXES) and not listed:

@@ -1,17 +1,18 @@
 """Records from the files of a source: JSON lines and WebDataset's tars, on a disk, over HTTP and in a bucket alike.
 
 Records are not parsed here; the task encoder interprets them (`batching/packing/task_encoder.py`). A file is read once
-when it is opened, to find its records' places: sixteen bytes of memory for each line, 32 for each sample of a tar. With
-a cache the places are kept in its folder. A compressed file is unpacked there first. The order is that of
-`data_providers/order.py`, a record being a sample.
+when it is opened, to find its records' places: sixteen bytes of memory for each line, 32 for each sample of a tar. A
+cache keeps the places. A compressed file is unpacked first. The order is that of `data_providers/order.py`, a record
+being a sample.
 """
 
 import asyncio
+import hashlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Self, cast
+from typing import BinaryIO, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +41,11 @@ from epochal.data_providers.sources.byte_source import (
     read_many,
     run_bounded,
 )
+from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.sources.compression import compression_of, stem_of
-from epochal.data_providers.sources.derived_files import DataSpool, SpooledReader, SpoolSink
 from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
-from epochal.data_providers.sources.unpacked import PackedFile, Unpacker, spool_key
+from epochal.data_providers.sources.unpacked import Unpacker, opened
+from epochal.runtime.files.spool import Spool
 from epochal.state.errors import InternalError
 from epochal.state.intervals import DataIds
 
@@ -60,7 +62,11 @@ class RecordFile(DataFile):
     source: SourceFile
     format: str
     places: NDArray[np.int64]
-    packed: PackedFile | None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it is compressed."""
+        return compression_of(self.name) is not None
 
 
 class RecordsDataProvider:
@@ -85,7 +91,6 @@ class RecordsDataProvider:
         self._source = source
         self._unpacker = unpacker
         self._closed = False
-        self._packed = {file.name: file.packed for file in files if file.packed is not None}
         self.files: tuple[RecordFile, ...] = self.order.files
         """The files in their order; a token of theirs is a record."""
         self.sequence_count = self.order.sequence_count
@@ -93,8 +98,15 @@ class RecordsDataProvider:
         self.description = describe_order(kind, self.order)
 
     @classmethod
-    async def open(cls, source: ByteSource, names: Sequence[str], shuffle_seed: bytes | None, spool: DataSpool) -> Self:
-        """Return a provider over these files of a source: of JSON lines, or tars. It closes the source and the spool.
+    async def open(
+        cls,
+        source: ByteSource,
+        names: Sequence[str],
+        shuffle_seed: bytes | None,
+        spool: Spool,
+        cache: BlockCache | None = None,
+    ) -> Self:
+        """Return a provider over these files of a source: of JSON lines, or tars. It closes the source.
 
         Raises:
             SourceUnavailable: the files cannot be read now; retry.
@@ -105,7 +117,7 @@ class RecordsDataProvider:
         unpacker, reader = Unpacker(source, spool), SourceThreads()
         try:
             listed = {file.name: file for file in source.files}
-            files = [await _indexed(source, listed[name], unpacker, reader) for name in sorted(names)]
+            files = [await _indexed(source, listed[name], unpacker, reader, cache) for name in sorted(names)]
             if not any(file.token_count for file in files):
                 raise CorruptData(f"{source.location} holds no JSON record", path=source.location)
             return cls(source, unpacker, files, shuffle_seed)
@@ -142,15 +154,17 @@ class RecordsDataProvider:
         return TokenBatch(body.astype("<u2"), offsets, is_text=True)
 
     async def _read(self, ranges: Sequence[ByteRange], view: memoryview) -> None:
-        plain = [one for one in ranges if self.files[one.file].packed is None]
-        packed = [one for one in ranges if self.files[one.file].packed is not None]
+        plain = [one for one in ranges if not self.files[one.file].is_packed]
+        packed = [one for one in ranges if self.files[one.file].is_packed]
         await read_ranges(self.files, plain, view, partial(read_many, self._source))
         await read_ranges(self.files, packed, view, self._read_unpacked)
 
     async def _read_unpacked(self, wanted: Sequence[Wanted]) -> None:
+        by_name = {file.name: file.source for file in self.files}
+
         async def read_one(one: Wanted) -> None:
-            content = await self._unpacker.whole(self._packed[one.name])
-            await asyncio.to_thread(content.read_into, one.start, one.into)
+            content = await self._unpacker.whole(by_name[one.name])
+            one.into[:] = await asyncio.to_thread(content.__getitem__, slice(one.start, one.start + len(one.into)))
 
         await run_bounded(read_one, wanted, MAX_CONCURRENT_READS)
 
@@ -173,46 +187,39 @@ def _content(part: AnswerPart, body: bytes) -> bytes | None:
     return body[part.target : part.target + part.length] if part.offset >= 0 else None
 
 
-async def _indexed(source: ByteSource, file: SourceFile, unpacker: Unpacker, reader: SourceThreads) -> RecordFile:
-    """Return the file with the places of its records: those that the spool keeps, or else by reading it once."""
+async def _indexed(
+    source: ByteSource, file: SourceFile, unpacker: Unpacker, reader: SourceThreads, cache: BlockCache | None
+) -> RecordFile:
+    """Return the file with the places of its records: those that the cache keeps, or else by reading it once."""
     kind = _TAR if stem_of(file.name).endswith(TAR_SUFFIX) else _LINES
-    compression = compression_of(file.name)
-    packed = None if compression is None else PackedFile(file, compression)
-    spool, key = unpacker.spool, spool_key(file, f"places/v1/{_NAMES[kind]}")
-    held = await reader.run(partial(_kept, spool, key, kind)) if spool.is_kept else None
+    key = _key_of_places(file, kind)
+    held = None if cache is None else await reader.run(partial(cache.get, key))
     if held is not None:
-        return RecordFile(file.name, file.size_bytes, held.shape[1], file, kind, held, packed)
-    if packed is None:
-        opened: io.RawIOBase = RangeFile(source, file, in_order=True)
+        places = np.frombuffer(held, np.int64).reshape(_ROWS_OF_PLACES[kind], -1)
+        return RecordFile(file.name, file.size_bytes, places.shape[1], file, kind, places)
+    if compression_of(file.name) is None:
+        readable = cast("BinaryIO", io.BufferedReader(RangeFile(source, file, in_order=True), 64 * 1024))
         size_bytes = file.size_bytes
     else:
-        content = await unpacker.whole(packed)
-        opened, size_bytes = SpooledReader(content), content.size_bytes
-    places = await reader.run(partial(_found, kind, opened, size_bytes, file.place))
-    if spool.is_kept:
-
-        def keep(sink: SpoolSink) -> None:
-            sink.write(places.tobytes())
-
-        await reader.run(lambda: spool.put(key, file.place, keep))
-    return RecordFile(file.name, file.size_bytes, places.shape[1], file, kind, places, packed)
+        content = await unpacker.whole(file)
+        readable, size_bytes = opened(content), content.size_bytes
+    places = await reader.run(partial(_found, kind, readable, size_bytes, file.place))
+    if cache is not None:
+        await reader.run(partial(cache.put, key, memoryview(places.tobytes())))
+    return RecordFile(file.name, file.size_bytes, places.shape[1], file, kind, places)
 
 
-def _found(kind: str, opened: io.RawIOBase, size_bytes: int, place: str) -> NDArray[np.int64]:
-    with io.BufferedReader(opened, 64 * 1024) as file:
+def _key_of_places(file: SourceFile, kind: str) -> str:
+    """Return the name in a cache of the places of a file's records; another version of the file has another one."""
+    parts = (f"places/v1/{_NAMES[kind]}", file.place, file.name, str(file.size_bytes), file.version, file.distinction)
+    return hashlib.sha256("\x00".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _found(kind: str, opened: BinaryIO, size_bytes: int, place: str) -> NDArray[np.int64]:
+    with opened as file:
         if kind == _TAR:
-            return samples_of_tar(cast("BinaryIO", file), size_bytes, place)
-        places, read_bytes = lines_of(cast("BinaryIO", file), place)
+            return samples_of_tar(file, size_bytes, place)
+        places, read_bytes = lines_of(file, place)
         if read_bytes != size_bytes:
             raise CorruptData(f"{place} ends at byte {read_bytes}; it was longer", path=place)
         return places
-
-
-def _kept(spool: DataSpool, key: str, kind: str) -> NDArray[Any] | None:
-    held = spool.get(key)
-    rows = _ROWS_OF_PLACES[kind]
-    if held is None or held.size_bytes % (8 * rows):
-        return None
-    body = bytearray(held.size_bytes)
-    held.read_into(0, memoryview(body))
-    return np.frombuffer(body, np.int64).reshape(rows, -1)

@@ -79,6 +79,15 @@ class BlockCache:
             os.close(held)
         return False
 
+    def get(self, key: str) -> bytes | None:
+        """Return the whole of what was `put` under a key; None if it is not held, or damaged."""
+        try:
+            file_bytes = os.stat(self._path(key)).st_size
+        except OSError:
+            return None
+        found = bytearray(file_bytes - -(-file_bytes // (CHUNK_BYTES + _DIGEST_BYTES)) * _DIGEST_BYTES)
+        return bytes(found) if self.read_into(key, len(found), 0, memoryview(found)) else None
+
     def put(self, key: str, data: memoryview) -> None:
         """Keep a block. Errors of the disk are ignored: they cost only the caching."""
         with contextlib.suppress(OSError):

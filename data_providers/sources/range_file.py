@@ -45,17 +45,33 @@ class SourceThreads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class SeekableFile(io.RawIOBase):
-    """A readable, seekable file of a known size. A subclass has `readinto`.
+class RangeFile(io.RawIOBase):
+    """A readable, seekable file over ranges of a source. Use it in a thread other than the event loop's.
 
     Args:
-        size_bytes: of the file.
+        source: is read; not closed.
+        file: one of the source's files.
+        in_order: whether to read whole windows of `WINDOW_BYTES` and ahead of them; otherwise only what is asked for.
+        loop: the event loop that reads; by default the one that runs in this thread.
     """
 
-    def __init__(self, size_bytes: int) -> None:
+    def __init__(
+        self,
+        source: ByteSource,
+        file: SourceFile,
+        *,
+        in_order: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
         super().__init__()
-        self._size_bytes = size_bytes
+        self._size_bytes = file.size_bytes
         self._at = 0
+        self._source = source
+        self._file = file
+        self._loop = loop or asyncio.get_running_loop()
+        self._in_order = in_order
+        self._window = (0, b"")
+        self._ahead: tuple[int, concurrent.futures.Future[bytes]] | None = None
 
     def readable(self) -> bool:
         return True
@@ -82,33 +98,6 @@ class SeekableFile(io.RawIOBase):
         left = max(0, self._size_bytes - self._at)
         found: bytes | None = super().read(left if size is None or size < 0 else min(size, left))
         return found or b""
-
-
-class RangeFile(SeekableFile):
-    """A readable, seekable file over ranges of a source. Use it in a thread other than the event loop's.
-
-    Args:
-        source: is read; not closed.
-        file: one of the source's files.
-        in_order: whether to read whole windows of `WINDOW_BYTES` and ahead of them; otherwise only what is asked for.
-        loop: the event loop that reads; by default the one that runs in this thread.
-    """
-
-    def __init__(
-        self,
-        source: ByteSource,
-        file: SourceFile,
-        *,
-        in_order: bool = False,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(file.size_bytes)
-        self._source = source
-        self._file = file
-        self._loop = loop or asyncio.get_running_loop()
-        self._in_order = in_order
-        self._window = (0, b"")
-        self._ahead: tuple[int, concurrent.futures.Future[bytes]] | None = None
 
     def readinto(self, into: "WriteableBuffer", /) -> int:
         """Fill as much of `into` as the file, or the window, holds. Raises what `ByteSource.read_into` raises."""

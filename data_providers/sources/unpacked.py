@@ -1,54 +1,45 @@
-"""Compressed files of a source, unpacked when they are needed into a spool, and read from there.
+"""Compressed files of a source, unpacked when they are needed into files without a name, and read from there.
 
 The rules kept here: a file is unpacked once, however many calls need it; its content never exceeds `MAX_EXPANSION`
-times its size, or the spool's.
+times its size, or the spool's limit. At that limit the least recently used files are dropped, and unpacked again when
+they are needed.
 """
 
-import asyncio
-import hashlib
-from dataclasses import dataclass
+import io
+import os
+from collections import OrderedDict
 from typing import BinaryIO, cast
 
-from epochal.data_providers.protocol import CorruptData
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
-from epochal.data_providers.sources.compression import Unpacked
-from epochal.data_providers.sources.derived_files import DataSpool, SpooledFile, SpoolSink
+from epochal.data_providers.sources.compression import Unpacked, compression_of
 from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
+from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.keyed_locks import KeyedLocks
+from epochal.state.errors import SpoolFull
 from epochal.state.reader_limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
 
+DEFAULT_UNPACKED_BYTES = 64 * 1024**3
 MAX_CONCURRENT_UNPACKS = 4
 _PART_BYTES = 1024**2
 
 
-@dataclass(frozen=True, slots=True)
-class PackedFile:
-    """A compressed file of a source.
+class Unpacker:
+    """Unpacks files of a source, which it does not close.
 
-    Attributes:
-        packed: as it is in the source.
-        compression: from `compression_of`.
+    Args:
+        source: holds the compressed files.
+        spool: takes what they unpack to.
     """
 
-    packed: SourceFile
-    compression: str
-
-
-def spool_key(file: SourceFile, made: str) -> str:
-    """Return the name in a spool of what is made of a file; another version of the file has another one."""
-    parts = (made, file.place, file.name, str(file.size_bytes), file.version, file.distinction)
-    return hashlib.sha256("\x00".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
-
-
-class Unpacker:
-    """Unpacks files of a source, which it does not close, into a spool, which it closes."""
-
-    def __init__(self, source: ByteSource, spool: DataSpool) -> None:
-        self.spool = spool
+    def __init__(self, source: ByteSource, spool: Spool) -> None:
         self._source = source
+        self._spool = spool
         self._reader = SourceThreads(MAX_CONCURRENT_UNPACKS)
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._unpacking: KeyedLocks[str] = KeyedLocks()
+        self._held: OrderedDict[str, SpoolFile] = OrderedDict()
 
-    async def whole(self, file: PackedFile) -> SpooledFile:
+    async def whole(self, file: SourceFile) -> SpoolFile:
         """Return the unpacked file.
 
         Raises:
@@ -57,33 +48,59 @@ class Unpacker:
             InvalidInput: a package that its compression needs is not installed.
             SourceUnavailable: the source, or this machine's disk, does not answer; retry.
         """
-        key = spool_key(file.packed, f"unpacked/v1/{file.compression}")
-        async with self._locks.setdefault(key, asyncio.Lock()):
-            held = await self._reader.run(lambda: self.spool.get(key))
-            if held is not None:
-                return held
-            ranges = RangeFile(self._source, file.packed, in_order=True)
-            return await self._reader.run(
-                lambda: self.spool.put(key, file.packed.place, lambda sink: _unpack(ranges, file, sink))
-            )
+        async with self._unpacking.of(file.name):
+            if file.name not in self._held:
+                packed = RangeFile(self._source, file, in_order=True)
+                self._held[file.name] = await self._reader.run(lambda: self._unpack(packed, file))
+            self._held.move_to_end(file.name)
+            return self._held[file.name]
 
     def close(self) -> None:
-        """Let nothing more be unpacked, and drop the spool's files."""
+        """Begin nothing further, and drop what was unpacked."""
         self._reader.close()
-        self.spool.close()
+        self._held.clear()
+
+    def _unpack(self, packed: RangeFile, file: SourceFile) -> SpoolFile:
+        most_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_EXPANSION * file.size_bytes)
+        content = self._spool.file()
+        reader = Unpacked(cast("BinaryIO", packed), compression_of(file.name) or "", file.place)
+        try:
+            while part := reader.read(_PART_BYTES):
+                if content.size_bytes + len(part) > most_bytes:
+                    ratio = f"{MAX_EXPANSION} times its {file.size_bytes} bytes"
+                    raise CorruptData(
+                        f"{file.place} unpacks to more than {ratio}; unpack it yourself if that is meant",
+                        place=file.place,
+                    )
+                self._append(content, part, file.place)
+        finally:
+            reader.close()
+        return content
+
+    def _append(self, content: SpoolFile, part: bytes, place: str) -> None:
+        """Add a part, and drop other files while there is no room for it."""
+        most_bytes = self._spool.max_bytes
+        if most_bytes is not None and content.size_bytes + len(part) > most_bytes:
+            raise Rejected(
+                f"{place} unpacks to more than {most_bytes} bytes, the limit for unpacked files; unpack it yourself, "
+                "or give the client a larger --cache with --cache-bytes",
+                place=place,
+            )
+        while True:
+            try:
+                content.append(part)
+                return
+            except SpoolFull as error:
+                try:
+                    self._held.popitem(last=False)
+                except KeyError:  # nothing is left to make room
+                    raise SourceUnavailable(f"{place} cannot be unpacked: {error.message}", place=place) from error
 
 
-def _unpack(ranges: RangeFile, file: PackedFile, sink: SpoolSink) -> None:
-    most_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_EXPANSION * file.packed.size_bytes)
-    place = file.packed.place
-    reader = Unpacked(cast("BinaryIO", ranges), file.compression, place)
-    try:
-        while part := reader.read(_PART_BYTES):
-            if sink.size_bytes + len(part) > most_bytes:
-                ratio = f"{MAX_EXPANSION} times its {file.packed.size_bytes} bytes"
-                raise CorruptData(
-                    f"{place} unpacks to more than {ratio}; unpack it yourself if that is meant", place=place
-                )
-            sink.write(part)
-    finally:
-        reader.close()
+def opened(content: SpoolFile) -> BinaryIO:
+    """Return an unpacked file, open for reading from its beginning on."""
+    if content.descriptor is None:
+        return io.BytesIO(content.to_bytes())
+    file = open(os.dup(content.descriptor), "rb")  # noqa: SIM115 - the caller closes it
+    file.seek(0)
+    return file

@@ -40,7 +40,7 @@ class Spool:
 
     def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
         self._folder = folder
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
@@ -78,8 +78,8 @@ class Spool:
             purpose: says what they are.
         """
         needs = f"{purpose} needs {shown_bytes(needed_bytes)} of spool"
-        if self._max_bytes is not None and needed_bytes > self._max_bytes:
-            allowed = f"[client] spool_bytes is {self._max_bytes}; allowed: at least {needed_bytes}"
+        if self.max_bytes is not None and needed_bytes > self.max_bytes:
+            allowed = f"[client] spool_bytes is {self.max_bytes}; allowed: at least {needed_bytes}"
             raise SpoolFull(f"{needs}; {allowed}", needed_bytes=needed_bytes)
         available_bytes = self._blocking("measured", self._free_bytes) + self.used_bytes
         if needed_bytes > available_bytes:
@@ -123,8 +123,8 @@ class Spool:
         counted_bytes = self._sizes.get(key, 0)
         size_bytes = max(size_bytes, counted_bytes) if at_least else size_bytes
         total_bytes = self.used_bytes + size_bytes - counted_bytes
-        if self._max_bytes is not None and total_bytes > self._max_bytes:
-            raise SpoolFull(f"the spool would hold {total_bytes} bytes; [client] spool_bytes is {self._max_bytes}")
+        if self.max_bytes is not None and total_bytes > self.max_bytes:
+            raise SpoolFull(f"the spool would hold {total_bytes} bytes; [client] spool_bytes is {self.max_bytes}")
         self._sizes[key] = size_bytes
 
     def _give(self, key: int) -> None:

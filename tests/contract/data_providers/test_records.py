@@ -6,7 +6,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,11 @@ from epochal.data_providers.open_data import OpenOptions, open_files, open_locat
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.local_source import LocalSource
 from epochal.data_providers.providers.record_files import RecordsDataProvider
+from epochal.data_providers.sources.byte_source import ByteSource
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
-from epochal.data_providers.sources.derived_files import DataSpool
 from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.sources.range_file import RangeFile
+from epochal.runtime.files.spool import Spool
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Urls
 from epochal.state.errors import InvalidInput
@@ -131,23 +132,33 @@ async def test_neighbouring_records_take_one_request(tmp_path: Path) -> None:
 async def test_compressed_file_that_changes_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(TEXT))
-    place = tmp_path / "unpacked"
-    provider = await open_samples_at(path, lambda: DataSpool(place))
-    assert await records(provider, 0, 0) == RECORDS[:1]
-    for held in place.iterdir():
-        held.write_bytes(b"x" * 50)  # damaged on this machine's disk: it is unpacked again
-    provider = await open_samples_at(path, lambda: DataSpool(place))
+    provider = await open_samples_at([path])
     assert await records(provider, 0, 0) == RECORDS[:1]
     path.write_bytes(gzip.compress(TEXT + b"\n{}"))
-    for held in place.iterdir():
-        held.unlink()
-    provider._unpacker.spool._open.clear()
+    assert await records(provider, 1, 1) == RECORDS[1:2]
+    provider._unpacker.close()
     with pytest.raises(CorruptData, match="and now has"):
-        await records(provider, 0, 0)
+        await (await open_samples_at([path], provider._source)).get_samples(DataIds(0, 0))
 
 
-async def open_samples_at(path: Path, spool: Callable[[], DataSpool]) -> RecordsDataProvider:
-    return await RecordsDataProvider.open(LocalSource.open(path), [path.name], None, spool())
+async def test_files_that_are_not_needed_make_room_for_others(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.jsonl.gz" for name in "abc"]
+    for path in paths:
+        path.write_bytes(
+            gzip.compress(b"".join(b'{"text": "%s"}\n' % (path.name[:1].encode() * 200) for _ in range(500)))
+        )
+    provider = await open_samples_at(paths, max_bytes=150_000)
+    for number in (0, 1, 2, 0, 2, 1):
+        assert (await records(provider, 500 * number, 500 * number))[0][10] == "abc"[number]
+    await provider.aclose()
+
+
+async def open_samples_at(
+    paths: Sequence[Path], source: ByteSource | None = None, max_bytes: int | None = None
+) -> RecordsDataProvider:
+    opened = source or LocalSource.open(paths[0] if len(paths) == 1 else paths[0].parent)
+    names = [path.name for path in paths]
+    return await RecordsDataProvider.open(opened, names, None, Spool(paths[0].parent / "spool", max_bytes))
 
 
 async def test_line_without_an_end_is_refused_before_it_is_read_whole(
@@ -179,7 +190,7 @@ async def test_truncated_archive_of_lines_is_corrupt(
 async def test_archive_that_unpacks_beyond_the_limit_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"[1]\n" * 10**5))
     with pytest.raises(Rejected, match="unpacks to more than 100000 bytes"):
-        await open_samples_at(tmp_path / "a.jsonl.gz", lambda: DataSpool(max_bytes=100_000))
+        await open_samples_at([tmp_path / "a.jsonl.gz"], max_bytes=100_000)
 
 
 def test_file_of_an_event_loop_that_has_ended_is_not_waited_for(tmp_path: Path) -> None:
