@@ -1,7 +1,7 @@
 """How results travel: bytes by SHA-256, in files of the client's spool.
 
 A client publishes its own. It fetches others' only to make an update itself, when none comes in time
-(`replica/own_updates.py`). Bytes that arrive go to the spool, so that memory does not grow with them. A fetch that is
+(`replica/keeper.py`). Bytes that arrive go to the spool, so that memory does not grow with them. A fetch that is
 cancelled leaves its bytes to the next one.
 
 The rule kept here: bytes that `fetch` returns have the digest that was asked for, wherever they came from.

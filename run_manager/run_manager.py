@@ -26,7 +26,6 @@ from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import ReplicaKeeper
-from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.run_manager.round_view import RoundViews
 from epochal.run_manager.run_data import DataAhead, RunData
 from epochal.run_manager.step_state_machine import Step, StepName, StepStateMachine
@@ -255,7 +254,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     keeper = ReplicaKeeper(
         session,
         CheckpointDownload(session, spool, worker, observer),
-        OwnUpdates(exchange, merger),
+        exchange,
         merger,
         spool,
         worker,

@@ -5,7 +5,7 @@ One task (`run`) moves towards that replica one step at a time: it loads the ver
 update. Between two steps it reads the aim again, so a document that arrives meanwhile neither restarts the work nor
 waits for it. The machine's steps wait with `at`. A blob that a document names and the coordinator lacks is requested
 again, and one warning says that the run waits for it. An update that does not come in time, or is not what it must be,
-is made here, from the outcome's results (`own_updates.py`): the bytes are the same.
+is made here, from the outcome's results: the bytes are the same.
 
 The rules kept here: an update is applied only to the replica whose digest its outcome's quorum attested; a replica that
 differs from what the update leads to is dropped and rebuilt, never repaired; and one that still differs after several
@@ -19,8 +19,8 @@ from functools import partial
 from typing import Protocol
 
 from epochal.run_manager.events import Observer, OutcomeMerged, ReplicaDistrusted, ReplicaHeld
+from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
@@ -31,9 +31,10 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, RunDocument, UpdateRef
 from epochal.state.errors import Desync, InvalidDocument, Refused
 from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
+from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
 from epochal.state.results import result_size_bound
-from epochal.state.updates import UpdateHeader, UpdateRule, update_size_bound
+from epochal.state.updates import UpdateHeader, UpdateRule, UpdateSum, Weight, update_size_bound
 from epochal.state.wire import document_digest
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,7 @@ class ReplicaKeeper:
     Args:
         requests: the coordinator.
         download: fetches checkpoints and updates.
-        own_updates: adds up the results of an update that does not come.
+        exchange: fetches the results of an update that does not come.
         merger: applies updates, and makes those that do not come.
         spool: where new replicas are written.
         worker: checks checkpoints, off the event loop.
@@ -86,7 +87,7 @@ class ReplicaKeeper:
         self,
         requests: UpdateRequests,
         download: CheckpointDownload,
-        own_updates: OwnUpdates,
+        exchange: Exchange,
         merger: Merger,
         spool: Spool,
         worker: Worker,
@@ -97,7 +98,7 @@ class ReplicaKeeper:
     ) -> None:
         self._requests = requests
         self._download = download
-        self._own_updates = own_updates
+        self._exchange = exchange
         self._merger = merger
         self._spool = spool
         self._worker = worker
@@ -334,10 +335,19 @@ class ReplicaKeeper:
                 log.warning("update_unusable", extra={"step": outcome.step, "reason": error.message})
         else:
             log.warning("update_late", extra={"step": outcome.step, "waited_s": self._update_wait_s})
-        total = await self._own_updates.summed(outcome, start.layout)
+        total = await self._summed(outcome, start.layout)
         began_s = now_s()
         _, merged = await self._merger.made(total, header, start)
         return merged, now_s() - began_s
+
+    async def _summed(self, outcome: Outcome, layout: TensorLayout) -> UpdateSum:
+        """Return the sum of an outcome's results, fetched one after the other: the spool holds it and one of them."""
+        total = await self._merger.new_sum(outcome.step, layout)
+        for entry in outcome.entries:
+            file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
+            await self._merger.add(total, Weight.of(entry), file.view(), layout)
+            self._exchange.forget([entry.result_sha256])
+        return total
 
     async def _fetched_and_applied(
         self, named: UpdateRef, header: UpdateHeader, start: Replica

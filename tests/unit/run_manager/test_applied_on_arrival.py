@@ -13,7 +13,6 @@ from epochal.run_manager.events import Event
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import ATTEMPTS, CheckpointDownload
 from epochal.run_manager.replica.keeper import ReplicaKeeper
-from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.files.spool_part import ReceivedBytes
 from epochal.runtime.merging import merger as merger_module
@@ -121,9 +120,9 @@ class Played:
         """Return the replica that a client holds after the round."""
         spool = Spool(SPOOL_PARENT)
         merger, exchange = Merger(self.config, spool, self.worker), Exchange(self.blobs, spool)
-        download, own = CheckpointDownload(self.blobs, spool, self.worker), OwnUpdates(exchange, merger)
+        download = CheckpointDownload(self.blobs, spool, self.worker)
         keeper = ReplicaKeeper(
-            self, download, own, merger, spool, self.worker, lambda _: None, lambda _: None, seen, 30.0
+            self, download, exchange, merger, spool, self.worker, lambda _: None, lambda _: None, seen, 30.0
         )
         keeper.adopt(HeldReplica(FIRST, DIGEST))
         async with asyncio.TaskGroup() as group:

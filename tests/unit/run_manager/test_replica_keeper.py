@@ -12,7 +12,6 @@ from epochal.run_manager.events import BecameReady, Event, ReplicaDistrusted, Re
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import MISSING_RETRY_S, ReplicaKeeper
-from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker
@@ -148,9 +147,9 @@ def keeper_of(blobs: HeldBlobs, events: list[Event]) -> ReplicaKeeper:
     worker = InlineWorker()
     spool = Spool(SPOOL_PARENT)
     merger, exchange = Merger(MergeConfig(outer_lr=0.7, outer_momentum=0.9), spool, worker), Exchange(blobs, spool)
-    download, own = CheckpointDownload(blobs, spool, worker), OwnUpdates(exchange, merger)
+    download = CheckpointDownload(blobs, spool, worker)
     return ReplicaKeeper(
-        NoOutcomes(), download, own, merger, spool, worker, lambda _: None, lambda _: None, events.append, 0.0
+        NoOutcomes(), download, exchange, merger, spool, worker, lambda _: None, lambda _: None, events.append, 0.0
     )
 
 

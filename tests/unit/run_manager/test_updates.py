@@ -12,7 +12,6 @@ from epochal.run_manager.events import BlobFetched, Event, ReplicaDistrusted
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
 from epochal.run_manager.replica.keeper import ReplicaKeeper
-from epochal.run_manager.replica.own_updates import OwnUpdates
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import InlineWorker
@@ -102,9 +101,9 @@ async def test_client_whose_wait_for_an_update_is_moot_rests() -> None:
     played.blobs.blobs[sha256_hex(data)] = data
     worker, spool = InlineWorker(), Spool(SPOOL_PARENT)
     merger, exchange = Merger(CONFIG, spool, worker), Exchange(played.blobs, spool)
-    download, own = CheckpointDownload(played.blobs, spool, worker), OwnUpdates(exchange, merger)
+    download = CheckpointDownload(played.blobs, spool, worker)
     keeper = ReplicaKeeper(
-        played, download, own, merger, spool, worker, lambda _: None, lambda _: None, lambda _: None, WAIT_S
+        played, download, exchange, merger, spool, worker, lambda _: None, lambda _: None, lambda _: None, WAIT_S
     )
     keeper.adopt(HeldReplica(FIRST, replica_digest(FIRST)))
     async with asyncio.TaskGroup() as group:
@@ -171,9 +170,9 @@ async def second_replica(played: OneRound, *, step: int = 2) -> tuple[HeldReplic
     """Return the replica that a client holds after the round, what it saw, and when it held it."""
     worker, spool, events = InlineWorker(), Spool(SPOOL_PARENT), list[Event]()
     merger, exchange = Merger(CONFIG, spool, worker), Exchange(played.blobs, spool)
-    download, own = CheckpointDownload(played.blobs, spool, worker), OwnUpdates(exchange, merger)
+    download = CheckpointDownload(played.blobs, spool, worker)
     keeper = ReplicaKeeper(
-        played, download, own, merger, spool, worker, lambda _: None, lambda _: None, events.append, WAIT_S
+        played, download, exchange, merger, spool, worker, lambda _: None, lambda _: None, events.append, WAIT_S
     )
     keeper.adopt(HeldReplica(FIRST, replica_digest(FIRST)))
     loop = asyncio.get_running_loop()
@@ -243,13 +242,15 @@ async def _held_again_and_again(played: OneRound) -> None:
     """Give the client its first replica back whenever it drops the second one."""
     worker, spool = InlineWorker(), Spool(SPOOL_PARENT)
     merger, exchange = Merger(CONFIG, spool, worker), Exchange(played.blobs, spool)
-    download, own = CheckpointDownload(played.blobs, spool, worker), OwnUpdates(exchange, merger)
+    download = CheckpointDownload(played.blobs, spool, worker)
 
     def seen(event: Event) -> None:
         if isinstance(event, ReplicaDistrusted):
             asyncio.get_running_loop().call_soon(keeper.adopt, first)
 
-    keeper = ReplicaKeeper(played, download, own, merger, spool, worker, lambda _: None, lambda _: None, seen, WAIT_S)
+    keeper = ReplicaKeeper(
+        played, download, exchange, merger, spool, worker, lambda _: None, lambda _: None, seen, WAIT_S
+    )
     first = HeldReplica(FIRST, replica_digest(FIRST))
     keeper.adopt(first)
     async with asyncio.TaskGroup() as group:
