@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
+from epochal.cli.options.groups import flattened
 from epochal.runtime.garbage import no_collections
 
 
@@ -38,11 +39,10 @@ def command_name(target: str) -> str:
 
 
 def command_function(target: str) -> Callable[..., Any]:
-    """Import the module of `module:function` and return the function."""
+    """Import the module of `module:function` and return the function, with its groups of options as options."""
     module, _, name = target.partition(":")
     with no_collections():
-        function: Callable[..., Any] = getattr(importlib.import_module(f"epochal.commands.{module}"), name)
-    return function
+        return flattened(getattr(importlib.import_module(f"epochal.commands.{module}"), name))
 
 
 def _importing_command(target: str) -> type[TyperCommand]:

@@ -10,65 +10,57 @@ import typer
 from epochal.data_providers.locations import AnyLocation, parse_location
 from epochal.data_providers.open_data import open_provider
 from epochal.data_providers.protocol import DataProvider
-from epochal.data_providers.sources.cache import BlockCache
+from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES, BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess
 from epochal.run_manager.context import RunAccess
 from epochal.runtime.permissions import Permissions
 from epochal.state.config.data_location import Local, WeightedHttp
 from epochal.state.errors import InvalidInput
 
-DataOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOCATION",
-        help="Where this machine finds the run's data: a path, a URL, or tcp://host:port."
-        " Default: where the run's state file says.",
-    ),
-]
-InsecureDataOption = Annotated[
-    bool,
-    typer.Option(
-        "--insecure",
-        help="Ask data servers on other machines also without TLS, so that the network can read the ticket.",
-    ),
-]
-CacheOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR", help="Folder that keeps data downloaded over HTTP or from buckets; clients may share it."
-    ),
-]
-CacheBytesOption = Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")]
-
 
 @dataclass(frozen=True, slots=True)
 class DataChoice:
-    """The place of the run's data for this client (None: as in the state file), and the place of their cache.
+    """The place of the run's data for this client (None: as in the state file), and the place of their cache."""
 
-    Attributes:
-        trust, insecure: how data servers are asked, as `DataServerAccess` takes it.
-        permissions: what the run's documents may use of this machine.
-    """
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LOCATION",
+            help="Where this machine finds the run's data: a path, a URL, or tcp://host:port."
+            " Default: where the run's state file says.",
+        ),
+    ] = None
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure",
+            help="Ask data servers on other machines also without TLS, so that the network can read the ticket.",
+        ),
+    ] = False
+    cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Folder that keeps data downloaded over HTTP or from buckets; clients may share it."
+        ),
+    ] = None
+    cache_bytes: Annotated[int, typer.Option(help="Maximum size of --cache in bytes.")] = DEFAULT_CACHE_BYTES
 
-    location: str | None
-    cache_dir: Path | None
-    cache_bytes: int
-    trust: bool | str
-    insecure: bool
-    permissions: Permissions
+    def opener(self, trust: bool | str, permissions: Permissions) -> Callable[[RunAccess], Awaitable[DataProvider]]:
+        """Return what opens a run's data. Raise `InvalidInput` where `--data` names nothing.
 
+        Args:
+            trust: how data servers are asked, as `DataServerAccess` takes it.
+            permissions: what the run's documents may use of this machine.
+        """
+        if self.data is not None:
+            check_place(parse_location(self.data))  # a mistake ends the command before it asks the coordinator
+        cache = None if self.cache is None else BlockCache(self.cache, self.cache_bytes)
 
-def provider_opener(data: DataChoice) -> Callable[[RunAccess], Awaitable[DataProvider]]:
-    """Return what opens a run's data. Raise `InvalidInput` where `--data` names nothing."""
-    if data.location is not None:
-        check_place(parse_location(data.location))  # a mistake ends the command before it asks the coordinator
-    cache = None if data.cache_dir is None else BlockCache(data.cache_dir, data.cache_bytes)
+        async def open_data(access: RunAccess) -> DataProvider:
+            servers = DataServerAccess(access.ticket, access.document_version, trust, self.insecure)
+            return await open_provider(access.state, servers, permissions, self.data, cache)
 
-    async def open_data(access: RunAccess) -> DataProvider:
-        servers = DataServerAccess(access.ticket, access.document_version, data.trust, data.insecure)
-        return await open_provider(access.state, servers, data.permissions, data.location, cache)
-
-    return open_data
+        return open_data
 
 
 def check_place(location: AnyLocation) -> None:

@@ -10,29 +10,6 @@ from epochal.run_manager.terms.hours import Hours
 from epochal.runtime.connections.bandwidth import Bandwidth, RateLimit, parse_rate
 from epochal.state.errors import InvalidInput
 
-UploadOption = Annotated[
-    str | None,
-    typer.Option(metavar="RATE", help="Send at most so much over all connections together, such as 10mbit."),
-]
-DownloadOption = Annotated[
-    str | None,
-    typer.Option(metavar="RATE", help="Receive at most so much over all connections together, such as 50mbit."),
-]
-HoursOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOURS",
-        help="Take part only within these hours of local time, such as 22-07 or 12:30-13:30,22-07. The client leaves"
-        " after the round and comes back by itself.",
-    ),
-]
-WhenIdleOption = Annotated[
-    bool,
-    typer.Option(
-        "--when-idle",
-        help="Take part only while nobody else uses keyboard, processor or GPU. What cannot be observed here is said.",
-    ),
-]
 GpuMemoryOption = Annotated[
     str | None,
     typer.Option(metavar="SIZE", help="Memory of the GPU that --trainer torch may use, such as 8gb, in each process."),
@@ -46,10 +23,30 @@ NiceOption = Annotated[
 class OwnerTerms:
     """The terms, as options give them; each is checked by a property."""
 
-    upload: str | None = None
-    download: str | None = None
-    hours: str | None = None
-    when_idle: bool = False
+    upload: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Send at most so much over all connections together, such as 10mbit."),
+    ] = None
+    download: Annotated[
+        str | None,
+        typer.Option(metavar="RATE", help="Receive at most so much over all connections together, such as 50mbit."),
+    ] = None
+    hours: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOURS",
+            help="Take part only within these hours of local time, such as 22-07 or 12:30-13:30,22-07. The client "
+            "leaves after the round and comes back by itself.",
+        ),
+    ] = None
+    when_idle: Annotated[
+        bool,
+        typer.Option(
+            "--when-idle",
+            help="Take part only while nobody else uses keyboard, processor or GPU. What cannot be observed here is "
+            "said.",
+        ),
+    ] = False
 
     @property
     def bandwidth(self) -> Bandwidth:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,32 +18,6 @@ from epochal.state.config.data_location import WeightedHttp
 
 log = logging.getLogger(__name__)
 
-AllowLocalOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--allow-local",
-        metavar="DIR",
-        parser=local_path,
-        help="Let the run open files of this machine below this folder, where it names them; repeat for several.",
-    ),
-]
-AllowNetworkOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-network",
-        metavar="NETWORK",
-        help="Let the run lead to addresses of this network, such as 10.0.0.0/8, although its coordinator is not in"
-        " one of that kind; repeat for several.",
-    ),
-]
-AllowPackageOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-package",
-        metavar="NAME",
-        help="Let the run use trainers and task encoders of this installed package; repeat for several.",
-    ),
-]
 CredentialsForOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -51,13 +26,41 @@ CredentialsForOption = Annotated[
         help="Send this machine's credentials for data also to this host, where the run names it; repeat for several.",
     ),
 ]
-OwnRunOption = Annotated[
-    bool,
-    typer.Option(
-        "--own-run",
-        help="The run is your own: let it use everything of this machine that it names, credentials included.",
-    ),
-]
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionOptions:
+    """What the owner of the machine allows."""
+
+    allow_local: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            parser=local_path,
+            help="Let the run open files of this machine below this folder, where it names them; repeat for several.",
+        ),
+    ] = None
+    allow_network: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NETWORK",
+            help="Let the run lead to addresses of this network, such as 10.0.0.0/8, although its coordinator is not in"
+            " one of that kind; repeat for several.",
+        ),
+    ] = None
+    allow_package: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Let the run use trainers and task encoders of this installed package; repeat for several.",
+        ),
+    ] = None
+    credentials_for: CredentialsForOption = None
+
+    @property
+    def permissions(self) -> Permissions:
+        """They as they are kept to. Raise `InvalidInput` for an invalid network."""
+        return Permissions.of_volunteer(self.allow_local, self.allow_network, self.credentials_for, self.allow_package)
 
 
 def permissions_in_words(

@@ -2,12 +2,13 @@
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from epochal.cli.output.logs import LogFormat
+from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.runtime.connections.loopback import is_loopback
 from epochal.state.config.file_urls import named_path
 from epochal.state.errors import InvalidInput
@@ -39,8 +40,6 @@ UrlArgument = Annotated[
 ]
 HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
-LogFormatOption = Annotated[LogFormat, typer.Option("--log-format", help="Log as short lines of text or as JSON.")]
-VerboseOption = Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 CoordinatorCaOption = Annotated[
     Path | None,
@@ -81,6 +80,18 @@ MetricsHostOption = Annotated[
         "--metrics-host", help="Address of --metrics-port. The default cannot be reached from other machines."
     ),
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class LogOptions:
+    """How a command logs that runs for long."""
+
+    log_format: Annotated[LogFormat, typer.Option(help="Log as short lines of text or as JSON.")] = LogFormat.TEXT
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log more.")] = False
+
+    def start(self) -> None:
+        """Begin to log."""
+        start_logging(self.log_format, verbose=self.verbose)
 
 
 def trusted(tls_ca: Path | None) -> bool | str:

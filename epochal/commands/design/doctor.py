@@ -10,17 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from epochal.cli.options.admin_token import AdminToken, given_token
-from epochal.cli.options.permission_options import (
-    AllowLocalOption,
-    AllowNetworkOption,
-    AllowPackageOption,
-    CredentialsForOption,
-    permissions_in_words,
-)
+from epochal.cli.options.permission_options import PermissionOptions, permissions_in_words
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, coordinator_url, trusted
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
 from epochal.cli.output.printing import run_to_end
-from epochal.runtime.permissions import Permissions
 from epochal.state.text.amounts import counted
 from epochal.tools.doctor.connectivity import Asked, look_at_way
 from epochal.tools.doctor.local_machine import Finding, look_at_machine
@@ -34,6 +27,7 @@ def given_url(text: str | None) -> str | None:
 
 
 def doctor(
+    allowed: PermissionOptions,
     url: Annotated[
         str | None,
         typer.Argument(
@@ -41,10 +35,6 @@ def doctor(
         ),
     ] = None,
     spool: SpoolOption = None,
-    allow_local: AllowLocalOption = None,
-    allow_network: AllowNetworkOption = None,
-    allow_package: AllowPackageOption = None,
-    credentials_for: CredentialsForOption = None,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
     as_json: JsonOption = False,
@@ -54,11 +44,11 @@ def doctor(
     Without a URL: Python, extras, GPU, memory, disk, and a test merge. With one also whether it answers, TLS, clock,
     and what its run needs. For each it says what to do.
     """
-    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
+    permissions = allowed.permissions
     findings: list[Finding] = []
     if url is not None:
-        allowed = "\n".join(f"{name}: {text}" for name, text in permissions_in_words(permissions, None))
-        findings.append(Finding("Run may use", "ok", allowed))
+        shown = "\n".join(f"{name}: {text}" for name, text in permissions_in_words(permissions, None))
+        findings.append(Finding("Run may use", "ok", shown))
     machine = look_at_machine(checked_spool_folder(spool))
     findings += machine.findings
     if not as_json:

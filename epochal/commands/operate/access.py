@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
-from epochal.commands.operate.status import ask
+from epochal.cli.options.coordinators import OwnCoordinator
+from epochal.cli.options.shared import JsonOption
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.access_commands import AccessList
@@ -21,7 +20,7 @@ Keys = Annotated[
 ]
 
 
-def add(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+def add(at: OwnCoordinator, keys: Keys) -> None:
     """Let the owners of public keys join a run that asks for known keys, without a restart.
 
     They stay admitted when the coordinator restarts, also if its state file does not list them.
@@ -33,10 +32,10 @@ def add(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca: Co
             await operator.admit_key(key)
             typer.echo(f"the owner of {key} may join")
 
-    ask(url, tls_ca, admit, required_token(admin_token))
+    at.order(admit)
 
 
-def remove(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+def remove(at: OwnCoordinator, keys: Keys) -> None:
     """Keep the owners of public keys out; those who are members leave.
 
     They stay out when the coordinator restarts, also if its state file lists them, until `epochal access add`.
@@ -48,17 +47,12 @@ def remove(url: UrlArgument, keys: Keys, admin_token: AdminToken = None, tls_ca:
             await operator.remove_key(key)
             typer.echo(f"the owner of {key} may not join")
 
-    ask(url, tls_ca, shut_out, required_token(admin_token))
+    at.order(shut_out)
 
 
-def list_(
-    url: UrlArgument,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def list_(at: OwnCoordinator, as_json: JsonOption = False) -> None:
     """List the keys whose owners may join."""
-    found = ask(url, tls_ca, lambda operator: operator.access(), required_token(admin_token))
+    found = at.order(lambda operator: operator.access())
     typer.echo(canonical_json(found).decode() if as_json else "\n".join(_lines(found)))
 
 

@@ -5,7 +5,6 @@ import contextlib
 import json
 import secrets
 import tempfile
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from epochal.cli.options.admin_token import ADMIN_TOKEN_VARIABLE, AdminToken, given_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, local_path, trusted
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, StoreArgument, trusted
+from epochal.cli.options.torch_choice import TorchChoice
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.publishing import fetch
 from epochal.coordinator.store.published_files import FolderFiles
@@ -30,14 +30,11 @@ if TYPE_CHECKING:  # with what trains, which other audits do not need
     from epochal.tools.replays.stored_replays import StoredReplay
 
 MAX_RETRAINED = 10_000
-_Base = Annotated[
-    Path | None, typer.Option("--base", metavar="DIR", parser=local_path, help="As `epochal client` takes it.")
-]
-_BasePrecision = Annotated[str | None, typer.Option("--base-precision", help="As `epochal client` takes it.")]
 
 
 def audit(
     store: StoreArgument,
+    computing: TorchChoice,
     as_json: JsonOption = False,
     recompute: Annotated[
         bool,
@@ -59,12 +56,6 @@ def audit(
     trainer: Annotated[
         str, typer.Option(help="With --retrain: numpy (the embedded model), torch, or the trainer of a package.")
     ] = "numpy",
-    device: Annotated[
-        str | None, typer.Option(metavar="DEVICE", help="Of --trainer torch, as `epochal client` takes it.")
-    ] = None,
-    precision: Annotated[str | None, typer.Option(help="Of --trainer torch, as `epochal client` takes it.")] = None,
-    base: _Base = None,
-    base_precision: _BasePrecision = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
@@ -94,8 +85,7 @@ def audit(
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    chosen = {"device": device, "precision": precision, "base": (base, base_precision)}
-    dependencies = _dependencies(trainer, chosen, data) if retrain else None
+    dependencies = _dependencies(trainer, computing, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     _show(report, replays, drawn if retrain else None, as_json=as_json)
     if record or (record is None and given_token(admin_token) is not None):
@@ -137,13 +127,12 @@ async def _audited(
         return report, await replay_stored(store, retrain, dependencies, seed)
 
 
-def _dependencies(trainer: str, chosen: Mapping[str, Any], data: str | None) -> "ClientDependencies":
+def _dependencies(trainer: str, computing: TorchChoice, data: str | None) -> "ClientDependencies":
     """Return what opens data and trainer. Raise `InvalidInput` for mistakes in their options."""
-    from epochal.cli.options.client_data import DataChoice, provider_opener
+    from epochal.cli.options.client_data import DataChoice
     from epochal.cli.options.client_trainer import ClientTrainer
     from epochal.cli.options.spool_folder import checked_spool_folder
-    from epochal.cli.options.torch_trainer import check_goes_with_torch, torch_options
-    from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
+    from epochal.cli.options.torch_trainer import check_goes_with_torch
     from epochal.run_manager.context import ClientDependencies
     from epochal.run_manager.events import ignore
     from epochal.runtime.permissions import Permissions
@@ -152,14 +141,14 @@ def _dependencies(trainer: str, chosen: Mapping[str, Any], data: str | None) -> 
     from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
     check_trainer_name(trainer)
-    torch = torch_options(**chosen)
+    torch = computing.options()
     check_goes_with_torch(torch, trainer)
     permissions = Permissions.of_own_run()
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
     return ClientDependencies(
         retry_policy=RetryPolicy(attempts=1),
         new_worker=WorkerThread,
-        open_provider=provider_opener(DataChoice(data, None, DEFAULT_CACHE_BYTES, True, False, permissions)),
+        open_provider=DataChoice(data).opener(True, permissions),
         open_trainer=ClientTrainer(trainer, options, None).open,
         observer=ignore,
         spool_folder=checked_spool_folder(None),

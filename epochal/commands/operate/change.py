@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import tomli
 import typer
 
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
-from epochal.commands.operate.status import ask
+from epochal.cli.options.coordinators import OwnCoordinator
+from epochal.cli.options.shared import JsonOption
 from epochal.coordinator_client.operator import config_of, edited_values
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.data_providers.mixes.mix_file import parse_mix
@@ -28,7 +27,7 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
 def change(
-    url: UrlArgument,
+    at: OwnCoordinator,
     at_step: Annotated[
         int | None, typer.Option("--at-step", min=1, metavar="N", help="The first step with the new settings.")
     ] = None,
@@ -45,8 +44,6 @@ def change(
     ] = None,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take the change of that step back.")] = False,
     as_json: JsonOption = False,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Change settings of a run from a step on, without a restart; without options, list its changes.
 
@@ -70,7 +67,7 @@ def change(
             return await operator.announce_change(ChangeRequest(at_step, differing | values, weights or None))
         return await operator.changes()
 
-    found = ask(url, tls_ca, request, None if at_step is None else required_token(admin_token))
+    found = at.ask(request, None if at_step is None else at.token)
     if as_json:
         typer.echo(canonical_json(found).decode())
     elif cancel:

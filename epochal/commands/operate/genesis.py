@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, UrlArgument
-from epochal.commands.operate.status import ask
+from epochal.cli.options.coordinators import OwnCoordinator
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import config_of
 from epochal.state.documents import CheckpointRef
@@ -19,7 +17,7 @@ from epochal.trainers.sources.open_model import parse_source
 
 
 def genesis(
-    url: UrlArgument,
+    at: OwnCoordinator,
     seed: Annotated[
         int | None, typer.Option(help="Make the parameters with this seed. Default: a seed from the run's id.")
     ] = None,
@@ -30,14 +28,12 @@ def genesis(
             help="Read the model from this folder or safetensors file, hf://ORG/NAME, s3://… or gs://….",
         ),
     ] = None,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Make the model that a run starts from and deliver it, where the coordinator's machine could not make it."""
     if seed is not None and file is not None:
         raise InvalidInput("give --seed or --file, not both")
 
-    token = required_token(admin_token)
+    token = at.token
 
     async def deliver(operator: CoordinatorClient) -> CheckpointRef:
         document, state = await config_of(operator)
@@ -46,7 +42,7 @@ def genesis(
         operator.use_token(token)
         return await _provide_genesis(operator, first)
 
-    held = ask(url, tls_ca, deliver)
+    held = at.ask(deliver)
     typer.echo(f"the run starts from replica {held.step}, digest {held.replica_digest}")
 
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from epochal.cli.durations import parse_duration, shown_duration
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
-from epochal.commands.operate.status import ask
+from epochal.cli.options.coordinators import OwnCoordinator
+from epochal.cli.options.shared import JsonOption
 from epochal.coordinator_client.operator import revoke_invitation
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.http.redacted_urls import without_password
@@ -34,7 +33,7 @@ SHOWN_ID_DIGITS = 12
 
 
 def invite(
-    url: UrlArgument,
+    at: OwnCoordinator,
     uses: Annotated[
         int,
         typer.Option(
@@ -51,8 +50,6 @@ def invite(
         str | None,
         typer.Option(metavar="ID", help="Revoke an invitation instead: its id, or the beginning that --list shows."),
     ] = None,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Invite clients to a run that asks for invitations; list and revoke them."""
@@ -61,17 +58,16 @@ def invite(
     if lists + (revoke is not None) + (uses != 1 or expires is not None) > 1:
         raise InvalidInput("give --list, or --revoke ID, or --uses and --expires for a new invitation")
     valid_s = None if expires is None else parse_duration("--expires", expires, MAX_INVITATION_S)
-    token = required_token(admin_token)
     if lists:
-        found = ask(url, tls_ca, lambda operator: operator.invitations(), token)
+        found = at.order(lambda operator: operator.invitations())
         typer.echo(canonical_json(found).decode() if as_json else _listed(found))
     elif revoke is not None:
         prefix = revoke
-        gone = ask(url, tls_ca, lambda operator: revoke_invitation(operator, prefix), token)
+        gone = at.order(lambda operator: revoke_invitation(operator, prefix))
         typer.echo(f"revoked invitation {gone.id[:SHOWN_ID_DIGITS]}, which had admitted {gone.used} of {gone.uses}")
     else:
-        made, guide = ask(url, tls_ca, lambda operator: _made(operator, InvitationRequest(uses, valid_s)), token)
-        typer.echo(canonical_json(made).decode() if as_json else told(made, guide, url, tls_ca))
+        made, guide = at.order(lambda operator: _made(operator, InvitationRequest(uses, valid_s)))
+        typer.echo(canonical_json(made).decode() if as_json else told(made, guide, at.url, at.tls_ca))
 
 
 async def _made(operator: ViewerClient, request: InvitationRequest) -> tuple[MadeInvitation, "JoinGuide"]:

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
-from epochal.commands.operate.status import ask
+from epochal.cli.options.coordinators import AskedCoordinator, OwnCoordinator
+from epochal.cli.options.shared import JsonOption
 from epochal.coordinator_client.operator import parse_batches
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailedBatches
@@ -17,9 +16,9 @@ from epochal.state.wire import canonical_json
 SHOWN_ID_DIGITS = 12
 
 
-def list_(url: UrlArgument, as_json: JsonOption = False, tls_ca: CoordinatorCaOption = None) -> None:
+def list_(at: AskedCoordinator, as_json: JsonOption = False) -> None:
     """List quarantined batches, and batches that wait for another attempt, with the reason of each."""
-    found = ask(url, tls_ca, lambda operator: operator.failed_data())
+    found = at.ask(lambda operator: operator.failed_data())
     if as_json:
         typer.echo(canonical_json(found).decode())
         return
@@ -43,14 +42,12 @@ def _numbers(interval: BatchId) -> str:
 
 
 def release(
-    url: UrlArgument,
+    at: OwnCoordinator,
     batches: Annotated[
         list[str], typer.Argument(metavar="BATCHES", help="Numbers of batches, such as 17 or 17-20, or all.")
     ],
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Attempt quarantined batches again, once their data are mended. A finished run continues for this."""
     wanted = parse_batches(batches)
-    released = ask(url, tls_ca, lambda operator: operator.release(wanted), required_token(admin_token))
+    released = at.order(lambda operator: operator.release(wanted))
     typer.echo(f"released {counted(total_batches(released), 'batch', 'batches')}: {', '.join(map(_numbers, released))}")

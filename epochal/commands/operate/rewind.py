@@ -5,9 +5,8 @@ from typing import Annotated
 
 import typer
 
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument
-from epochal.commands.operate.status import ask
+from epochal.cli.options.coordinators import OwnCoordinator
+from epochal.cli.options.shared import JsonOption
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.rewinds import RewindChoice, RewindChoices
 from epochal.state.text.amounts import counted
@@ -15,7 +14,7 @@ from epochal.state.wire import canonical_json
 
 
 def rewind(
-    url: UrlArgument,
+    at: OwnCoordinator,
     to: Annotated[
         int | None,
         typer.Option("--to", min=0, metavar="STEP", help="Step of a kept checkpoint; without it, list them."),
@@ -25,8 +24,6 @@ def rewind(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask: it cannot be taken back.")] = False,
     as_json: JsonOption = False,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Take a run back to a kept checkpoint, as after a spike of the loss. Without --to, list the kept ones.
 
@@ -35,15 +32,14 @@ def rewind(
     """
     if to is None and skip:
         raise InvalidInput("--skip goes with --to STEP; without it the kept checkpoints are listed")
-    token = required_token(admin_token)
-    known = ask(url, tls_ca, lambda operator: operator.rewind_choices(), token)
+    known = at.order(lambda operator: operator.rewind_choices())
     if to is None:
         typer.echo(canonical_json(known).decode() if as_json else "\n".join(_listed(known)))
         return
     chosen = next((one for one in known.choices if one.step == to), None)
     if chosen is not None and not yes:
         _confirm(known, chosen, skip=skip)
-    after = ask(url, tls_ca, lambda operator: operator.rewind(to, skip=skip), token)
+    after = at.order(lambda operator: operator.rewind(to, skip=skip))
     if as_json:
         typer.echo(canonical_json(after).decode())
     elif after.rewound == known.rewound or chosen is None:

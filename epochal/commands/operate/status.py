@@ -1,20 +1,16 @@
 """`epochal status`, `pause`, `resume`, `eject`, `absolve` and `fingerprint`: the commands of a run's operator."""
 
-import asyncio
 import re
 import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from epochal.cli.options.admin_token import AdminToken, required_token
-from epochal.cli.options.shared import CoordinatorCaOption, JsonOption, UrlArgument, trusted
-from epochal.coordinator_client.operator import check_client_id, connect_operator, finish_run, pause_run, resume_run
+from epochal.cli.options.coordinators import AskedCoordinator, OwnCoordinator
+from epochal.cli.options.shared import JsonOption
+from epochal.coordinator_client.operator import check_client_id, finish_run, pause_run, resume_run
 from epochal.coordinator_client.operator import eject as eject_client
-from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.state.errors import InvalidInput
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.text.amounts import counted
@@ -24,35 +20,19 @@ from epochal.view.status_panel import status_panel
 
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
-T = TypeVar("T")
 
-
-def ask(url: str, tls_ca: Path | None, request: Callable[[ViewerClient], Awaitable[T]], token: str | None = None) -> T:
-    """Return the coordinator's answer to a request of its operator."""
-
-    async def main() -> T:
-        async with await connect_operator(url, token, trusted(tls_ca)) as operator:
-            return await request(operator)
-
-    return asyncio.run(main())
-
-
-def status(
-    url: UrlArgument,
-    as_json: JsonOption = False,
-    tls_ca: CoordinatorCaOption = None,
-) -> None:
+def status(at: AskedCoordinator, as_json: JsonOption = False) -> None:
     """Show a run: phase, progress, clients, loss."""
-    found = ask(url, tls_ca, lambda operator: operator.status())
+    found = at.ask(lambda operator: operator.status())
     if as_json:
         typer.echo(canonical_json(found).decode())
     else:
         Console().print(status_panel(found))
 
 
-def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+def pause(at: OwnCoordinator) -> None:
     """Pause a run: finish the round, save a checkpoint, and wait."""
-    before, after = ask(url, tls_ca, pause_run, required_token(admin_token))
+    before, after = at.order(pause_run)
     if before.run_state is RunState.PAUSED:
         typer.echo("the run is paused already")
     elif after.run_state is RunState.PAUSED:
@@ -63,27 +43,25 @@ def pause(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorC
         typer.echo(f"the run will pause after {after.run_state.value}")
 
 
-def resume(url: UrlArgument, admin_token: AdminToken = None, tls_ca: CoordinatorCaOption = None) -> None:
+def resume(at: OwnCoordinator) -> None:
     """Let a paused run continue."""
-    before, _ = ask(url, tls_ca, resume_run, required_token(admin_token))
+    before, _ = at.order(resume_run)
     typer.echo("the run continues" if before.pausing else "the run is not paused")
 
 
 def finish(
-    url: UrlArgument,
+    at: OwnCoordinator,
     after_step: Annotated[
         int | None, typer.Option("--after-step", min=0, metavar="N", help="The last step that takes new data.")
     ] = None,
     cancel: Annotated[
         bool, typer.Option("--cancel", help="Take an earlier end back: the run ends after total_steps again.")
     ] = False,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """End a run after a step, with its last checkpoint; or take that back, or move it."""
     if cancel == (after_step is not None):
         raise InvalidInput("give either --after-step N or --cancel")
-    before, after = ask(url, tls_ca, lambda operator: finish_run(operator, after_step), required_token(admin_token))
+    before, after = at.order(lambda operator: finish_run(operator, after_step))
     if after.run_state is RunState.FINISHED:
         typer.echo("the run is finished")
     elif after_step is not None:
@@ -95,36 +73,32 @@ def finish(
 
 
 def eject(
-    url: UrlArgument,
+    at: OwnCoordinator,
     client_id: Annotated[
         str, typer.Argument(metavar="CLIENT", help="Id of the client, or the beginning of it that `status` shows.")
     ],
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask on a terminal: it cannot be taken back.")] = False,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Remove a client from a run. Its key cannot join again."""
     check_client_id(client_id)
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Eject client {client_id} for ever?", abort=True)
-    ejected = ask(url, tls_ca, lambda operator: eject_client(operator, client_id), required_token(admin_token))
+    ejected = at.order(lambda operator: eject_client(operator, client_id))
     typer.echo(f"client {ejected} was ejected")
 
 
 def absolve(
-    url: UrlArgument,
+    at: OwnCoordinator,
     client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="Whole id of the client, as the notice shows it.")],
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Let a client join again that replays had convicted, or trust one again of which each result is replayed."""
     check_client_id(client_id)
-    ask(url, tls_ca, lambda operator: operator.absolve(ClientId(client_id)), required_token(admin_token))
+    at.order(lambda operator: operator.absolve(ClientId(client_id)))
     typer.echo(f"client {client_id} is absolved; if it was ejected it may join again, as a new one")
 
 
 def fingerprint(
-    url: UrlArgument,
+    at: OwnCoordinator,
     value: Annotated[
         str | None,
         typer.Argument(
@@ -134,18 +108,16 @@ def fingerprint(
     free: Annotated[
         bool, typer.Option("--free", help="Take an earlier pin back: members decide until the first applied round.")
     ] = False,
-    admin_token: AdminToken = None,
-    tls_ca: CoordinatorCaOption = None,
 ) -> None:
     """Show which data a run trains on and which data its members have, or pin the right data."""
     if value is not None and (free or not _FINGERPRINT.fullmatch(value)):
         raise InvalidInput("give the 64 hex digits that `epochal data inspect` shows, or --free, or neither to show it")
     pinned = None if value is None else Sha256(value)
     if value is not None or free:
-        ask(url, tls_ca, lambda operator: operator.set_fingerprint(pinned), required_token(admin_token))
+        at.order(lambda operator: operator.set_fingerprint(pinned))
         typer.echo("the pin was taken back" if value is None else f"the run's data must have fingerprint {value}")
         return
-    found = ask(url, tls_ca, lambda operator: operator.status())
+    found = at.ask(lambda operator: operator.status())
     typer.echo(f"{found.data_fingerprint or 'not decided'} ({found.data_decided_by})")
     for dataset in found.datasets:
         typer.echo(f"  {counted(dataset.member_count, 'member')}: {visible(dataset.data_fingerprint)}")

@@ -7,25 +7,23 @@ from typing import Annotated
 
 import typer
 
+from epochal.cli.options.coordinators import naming_wrong_token
 from epochal.cli.options.shared import (
     CHECKER_TOKEN_VARIABLE,
     CoordinatorCaOption,
-    LogFormatOption,
+    LogOptions,
     UrlArgument,
-    VerboseOption,
     check_worker_token,
     trusted,
 )
 from epochal.cli.options.spool_folder import checked_spool_folder
-from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.cli.shutdown import interruption
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.files.spool import Spool
-from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.errors import InvalidInput, Refused
+from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.tools.check_results.result_checker import Checker
 from epochal.tools.check_results.slice_maker import SliceMaker
@@ -35,6 +33,7 @@ MAX_PARALLEL = 64
 
 def checker(
     url: UrlArgument,
+    logged: LogOptions,
     token: Annotated[
         str,
         typer.Option(envvar=CHECKER_TOKEN_VARIABLE, help="Token from `epochal token checker`.", show_default=False),
@@ -54,15 +53,13 @@ def checker(
         float, typer.Option("--reconnect", min=0, help="Seconds to retry while the coordinator does not answer.")
     ] = DEFAULT_BOUND_S,
     tls_ca: CoordinatorCaOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    verbose: VerboseOption = False,
 ) -> None:
     """Check results that arrive in a run's object store and add them up, so that the coordinator need not read them.
 
     Run it on a machine near the store, as many as you like: each makes its slice of every update. It needs no
     credentials of the store. What it holds when it ends is done by another checker, or by the coordinator.
     """
-    start_logging(log_format, verbose=verbose)
+    logged.start()
     check_worker_token(token, CHECKER_TOKEN_VARIABLE, "checker")
     work = _Work(parallel, checked_spool_folder(spool), RetryPolicy(bound_s=reconnect_s))
     run_to_end(_check(url, token, work, trusted(tls_ca)))
@@ -82,14 +79,9 @@ async def _check(url: str, token: str, work: _Work, verify: bool | str) -> None:
     async with await CoordinatorClient.connect(url, policy, verify) as coordinator:
         coordinator.use_token(token)
         try:
-            await coordinator.parameter_names()
+            with naming_wrong_token("checker", CHECKER_TOKEN_VARIABLE, url):
+                await coordinator.parameter_names()
         except Refused as refusal:
-            if refusal.kind is Refusal.UNAUTHORIZED:
-                shown = without_password(url)
-                raise InvalidInput(
-                    f"--token (or {CHECKER_TOKEN_VARIABLE}) is not a token of the coordinator at {shown} and its run, "
-                    "or has expired; `epochal token checker` makes one"
-                ) from refusal
             if refusal.kind is not Refusal.NOT_NOW:  # the run has no model yet
                 raise
         with interruption() as stop:

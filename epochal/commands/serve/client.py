@@ -14,60 +14,20 @@ import typer
 
 from epochal import __version__
 from epochal.batching.mesh.layout import parse_mesh
-from epochal.cli.options.client_data import (
-    CacheBytesOption,
-    CacheOption,
-    DataChoice,
-    DataOption,
-    InsecureDataOption,
-    provider_opener,
-)
+from epochal.cli.options.client_data import DataChoice
 from epochal.cli.options.client_trainer import AUTO, ClientTrainer
-from epochal.cli.options.owner_terms import (
-    DownloadOption,
-    GpuMemoryOption,
-    HoursOption,
-    NiceOption,
-    OwnerTerms,
-    UploadOption,
-    WhenIdleOption,
-)
-from epochal.cli.options.permission_options import (
-    AllowLocalOption,
-    AllowNetworkOption,
-    AllowPackageOption,
-    CredentialsForOption,
-    OwnRunOption,
-    show_permissions,
-)
-from epochal.cli.options.shared import (
-    LogFormatOption,
-    UrlArgument,
-    VerboseOption,
-    trainer_token,
-    trusted,
-)
+from epochal.cli.options.owner_terms import GpuMemoryOption, NiceOption, OwnerTerms
+from epochal.cli.options.permission_options import PermissionOptions, show_permissions
+from epochal.cli.options.shared import LogOptions, UrlArgument, trainer_token, trusted
 from epochal.cli.options.spool_folder import SpoolOption, checked_spool_folder
-from epochal.cli.options.torch_trainer import (
-    AssetsOption,
-    BaseOption,
-    BasePrecisionOption,
-    CompileOption,
-    DeviceOption,
-    MicroBatchOption,
-    PrecisionOption,
-    check_goes_with_torch,
-    free_devices,
-    torch_options,
-)
+from epochal.cli.options.torch_choice import TorchTrainerChoice
+from epochal.cli.options.torch_trainer import check_goes_with_torch, free_devices
 from epochal.cli.output.client_log import log_event
-from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.cli.shutdown import Interrupts, end_at_next_signal, end_within
 from epochal.coordinator_client.client_key import ClientKey, load_key, load_or_create_key
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.session import ClientProfile
-from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
 from epochal.run_manager.agent import LEAVE_BOUND_S, Agent, ClientEnd, EndReason
 from epochal.run_manager.context import ClientDependencies
 from epochal.run_manager.terms.attendance import Leave, Terms, TermsWatch, attended
@@ -87,7 +47,7 @@ from epochal.state.messages.requests import MAX_INVITATION_CHARS, Capabilities
 from epochal.trainers.architectures import NUMPY
 from epochal.trainers.mesh.mesh_options import DEFAULT_BATCH_SIZE, MeshOptions
 from epochal.trainers.registry import REMOTE, RemoteOptions, TrainerOptions, check_trainer_name
-from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS, TorchOptions
+from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
 log = logging.getLogger(__name__)
 
@@ -101,11 +61,20 @@ STOP_BOUND_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class MeshChoice:
-    """The options of the client's mesh as given; None for those that are not."""
+    """The client's mesh; None for what is not given."""
 
-    axes: str | None
-    process_count: int | None
-    batch_size: int | None
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="Train as several processes whose devices form a mesh, such as fsdp=4. With --trainer torch the model "
+            "is sharded along fsdp and repeated along data; with numpy every process has it.",
+        ),
+    ] = None
+    processes: Annotated[int | None, typer.Option(help="Processes of --mesh. Default: one for each device.")] = None
+    batch_size: Annotated[
+        int | None, typer.Option(help=f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}.")
+    ] = None
 
 
 KeyOption = Annotated[
@@ -139,17 +108,13 @@ TrainerUrlOption = Annotated[
         help="Address of the training service of --trainer remote. Its token is read from EPOCHAL_TRAINER_TOKEN.",
     ),
 ]
-MeshOption = Annotated[
-    str | None,
+OwnRunOption = Annotated[
+    bool,
     typer.Option(
-        metavar="AXES",
-        help="Train as several processes whose devices form a mesh, such as fsdp=4. With --trainer torch the model is"
-        " sharded along fsdp and repeated along data; with numpy every process has it.",
+        "--own-run",
+        help="The run is your own: let it use everything of this machine that it names, credentials included.",
     ),
 ]
-ProcessesOption = Annotated[int | None, typer.Option(help="Processes of --mesh. Default: one for each device.")]
-_BATCH_SIZE_HELP = f"Rows of one shard of --mesh in each step. Default: {DEFAULT_BATCH_SIZE}."
-BatchSizeOption = Annotated[int | None, typer.Option(help=_BATCH_SIZE_HELP)]
 ShareOption = Annotated[
     int | None,
     typer.Option(
@@ -177,70 +142,54 @@ LeaveOption = Annotated[
 
 def client(
     url: UrlArgument,
+    computing: TorchTrainerChoice,
+    data: DataChoice,
+    allowed: PermissionOptions,
+    meshed: MeshChoice,
+    owner: OwnerTerms,
+    logged: LogOptions,
     key: KeyOption = None,
     new_key: NewKeyOption = False,
     name: NameOption = None,
     trainer: TrainerOption = AUTO,
     trainer_url: TrainerUrlOption = None,
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    compiles: CompileOption = False,
-    micro_batch: MicroBatchOption = None,
-    base: BaseOption = None,
-    assets: AssetsOption = None,
-    base_precision: BasePrecisionOption = None,
-    data: DataOption = None,
-    allow_local: AllowLocalOption = None,
-    allow_network: AllowNetworkOption = None,
-    allow_package: AllowPackageOption = None,
-    credentials_for: CredentialsForOption = None,
     own_run: OwnRunOption = False,
-    mesh: MeshOption = None,
-    processes: ProcessesOption = None,
-    batch_size: BatchSizeOption = None,
     share: ShareOption = None,
     invitation: InvitationOption = None,
     tls_ca: TlsCaOption = None,
-    insecure: InsecureDataOption = False,
     reconnect_s: ReconnectOption = DEFAULT_BOUND_S,
     leave_bound_s: LeaveOption = LEAVE_BOUND_S,
-    cache: CacheOption = None,
-    cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     spool: SpoolOption = None,
-    upload: UploadOption = None,
-    download: DownloadOption = None,
-    hours: HoursOption = None,
-    when_idle: WhenIdleOption = False,
     gpu_memory: GpuMemoryOption = None,
     nice: NiceOption = False,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    verbose: VerboseOption = False,
 ) -> None:
     """Join a run and train until it ends. Ctrl-C finishes the round and leaves; a second Ctrl-C stops at once."""
-    start_logging(log_format, verbose=verbose)
+    logged.start()
     _check_invitation(invitation)
     if trainer != AUTO:
         check_trainer_name(trainer)
-    verify, held = trusted(tls_ca), (base, base_precision)
-    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
-    permissions = Permissions.of_own_run() if own_run else permissions
-    data_choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
+    verify, permissions = trusted(tls_ca), Permissions.of_own_run() if own_run else allowed.permissions
+    open_provider = data.opener(verify, permissions)
     remote = _remote_options(trainer, trainer_url, verify)
-    torch = torch_options(device, precision, micro_batch, assets, compiles=compiles, gpu_memory=gpu_memory, base=held)
+    torch = computing.options(gpu_memory)
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(remote, torch or DEFAULT_TORCH_OPTIONS, permissions)
-    mesh_options = _mesh_options(
-        NUMPY if trainer == AUTO else trainer, options.torch, MeshChoice(mesh, processes, batch_size), data_choice
-    )
-    own_trainer = ClientTrainer(trainer, options, mesh_options)
-    dependencies = _dependencies(
-        own_trainer, data_choice, RetryPolicy(bound_s=reconnect_s), checked_spool_folder(spool)
+    mesh = _mesh_options(NUMPY if trainer == AUTO else trainer, options, meshed, data, verify)
+    own_trainer = ClientTrainer(trainer, options, mesh)
+    dependencies = ClientDependencies(
+        retry_policy=RetryPolicy(bound_s=reconnect_s),
+        new_worker=WorkerThread,
+        open_provider=open_provider,
+        open_trainer=own_trainer.open,
+        observer=log_event,
+        spool_folder=checked_spool_folder(spool),
+        permissions=permissions,
+        check_trainer=own_trainer.check,
     )
     capabilities = Capabilities(batches_per_round=share or MAX_SHARE, trainer=trainer, codecs=SPOKEN)
     profile = _profile(_identity(key, new_key), capabilities, invitation, name)
-    owner = OwnerTerms(upload, download, hours, when_idle)
-    owner.check_goes_with_mesh(mesh)
-    show_permissions(permissions, data, log_format, assets)
+    owner.check_goes_with_mesh(meshed.mesh)
+    show_permissions(permissions, data.data, logged.log_format, computing.assets)
     if nice:
         lower_priority()
     with limited_to(owner.bandwidth):
@@ -257,21 +206,6 @@ class _Joining:
     dependencies: ClientDependencies
     leave_bound_s: float
     trainer: ClientTrainer
-
-
-def _dependencies(
-    trainer: ClientTrainer, data: DataChoice, retry_policy: RetryPolicy, spool_folder: Path
-) -> ClientDependencies:
-    return ClientDependencies(
-        retry_policy=retry_policy,
-        new_worker=WorkerThread,
-        open_provider=provider_opener(data),
-        open_trainer=trainer.open,
-        observer=log_event,
-        spool_folder=spool_folder,
-        permissions=data.permissions,
-        check_trainer=trainer.check,
-    )
 
 
 def _profile(key: ClientKey, capabilities: Capabilities, invitation: str | None, name: str | None) -> ClientProfile:
@@ -322,23 +256,25 @@ def _remote_options(trainer: str, url: str | None, verify: bool | str) -> Remote
     return RemoteOptions(url, RetryPolicy(bound_s=TRAINER_BOUND_S), trainer_token(), verify)
 
 
-def _mesh_options(trainer: str, torch: TorchOptions, mesh: MeshChoice, data: DataChoice) -> MeshOptions | None:
-    if mesh.axes is None:
-        if mesh.process_count is not None or mesh.batch_size is not None:
+def _mesh_options(
+    trainer: str, options: TrainerOptions, chosen: MeshChoice, data: DataChoice, trust: bool | str
+) -> MeshOptions | None:
+    if chosen.mesh is None:
+        if chosen.processes is not None or chosen.batch_size is not None:
             raise InvalidInput("--processes and --batch-size go with --mesh AXES")
         return None
     return MeshOptions(
-        mesh.axes,
-        process_count=math.prod(parse_mesh(mesh.axes).values()) if mesh.process_count is None else mesh.process_count,
-        batch_size=DEFAULT_BATCH_SIZE if mesh.batch_size is None else mesh.batch_size,
-        data=data.location,
-        cache_dir=None if data.cache_dir is None else str(data.cache_dir),
+        chosen.mesh,
+        process_count=math.prod(parse_mesh(chosen.mesh).values()) if chosen.processes is None else chosen.processes,
+        batch_size=DEFAULT_BATCH_SIZE if chosen.batch_size is None else chosen.batch_size,
+        data=data.data,
+        cache_dir=None if data.cache is None else str(data.cache),
         cache_bytes=data.cache_bytes,
-        data_trust=data.trust if isinstance(data.trust, str) else None,
+        data_trust=trust if isinstance(trust, str) else None,
         data_insecure=data.insecure,
         trainer=trainer,
-        permissions=data.permissions,
-        torch=torch,
+        permissions=options.permissions,
+        torch=options.torch,
     )
 
 

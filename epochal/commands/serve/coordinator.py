@@ -17,14 +17,12 @@ from epochal.cli.options.shared import (
     AllowedHostOption,
     HostOption,
     InsecureOption,
-    LogFormatOption,
+    LogOptions,
     PortOption,
     TlsCertOption,
     TlsKeyOption,
-    VerboseOption,
     local_path,
 )
-from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.people_lines import first_start_box
 from epochal.cli.output.printing import ADMIN_TOKEN_SHOWN, LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
@@ -96,6 +94,7 @@ WaitForStoreOption: TypeAlias = Annotated[
 
 def coordinator(
     state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of the run.")],
+    logged: LogOptions,
     data_config: Annotated[
         Path | None,
         typer.Option(
@@ -134,12 +133,10 @@ def coordinator(
     insecure: InsecureOption = False,
     allowed_host: AllowedHostOption = None,
     advertise: AdvertiseOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    verbose: VerboseOption = False,
 ) -> None:
     """Serve a run: keep its state, assign its data, collect its results. Started again, it resumes the run."""
     share_one_heap()
-    start_logging(log_format, verbose=verbose)
+    logged.start()
     state = read_supported_state(state_path)
     if data_config is not None:
         check_together(state, str(state_path), read_data_config(data_config), str(data_config))

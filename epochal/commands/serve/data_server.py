@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
+from epochal.cli.options.coordinators import naming_wrong_token
 from epochal.cli.options.shared import (
     DATA_SERVER_TOKEN_VARIABLE,
     CoordinatorCaOption,
-    LogFormatOption,
+    LogOptions,
     MetricsHostOption,
     TlsKeyOption,
-    VerboseOption,
     local_path,
     trusted,
 )
-from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import LISTENING, run_to_end, say
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
@@ -30,7 +29,7 @@ from epochal.runtime.metrics.metrics_registry import new_registry
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
-from epochal.state.refusals import Refusal, Retry
+from epochal.state.refusals import Retry
 from epochal.tools.serving_data import DataServerOptions, serving_data
 from epochal.tools.state_files import read_data_config
 
@@ -50,6 +49,7 @@ def data_server(
     coordinator_url: Annotated[
         str, typer.Option("--coordinator", metavar="URL", help="Address of the run's coordinator.")
     ],
+    logged: LogOptions,
     host: Annotated[
         str | None,
         typer.Option(
@@ -92,11 +92,9 @@ def data_server(
             "the server goes on without it for any time.",
         ),
     ] = DEFAULT_BOUND_S,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    verbose: VerboseOption = False,
 ) -> None:
     """Serve a run's data over TCP: to each client the samples that the coordinator assigned to it."""
-    start_logging(log_format, verbose=verbose)
+    logged.start()
     if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
         raise InvalidInput("--token is not a token; allowed: what `epochal token data-server` prints")
     if data_path.is_dir():
@@ -138,17 +136,14 @@ async def _state_file(coordinator: CoordinatorClient, asked: _Asked) -> StateFil
     backoff = asked.retry_policy.begin()
     while True:
         try:
-            document = await DocumentFeed(coordinator).next(0.0)
-            return await coordinator.config(document.config_sha256)
+            with contextlib.ExitStack() as reporting:
+                if asked.token is not None:
+                    reporting.enter_context(naming_wrong_token("data-server", DATA_SERVER_TOKEN_VARIABLE, asked.url))
+                document = await DocumentFeed(coordinator).next(0.0)
+                return await coordinator.config(document.config_sha256)
         except CoordinatorUnreachable as error:  # it stopped after it had answered
             await backoff.wait(error)
         except Refused as error:
-            if error.kind.retry is Retry.LATER:
-                await backoff.wait(error)
-                continue
-            if asked.token is None or error.kind != Refusal.UNAUTHORIZED:
+            if error.kind.retry is not Retry.LATER:
                 raise
-            raise InvalidInput(
-                f"--token (or {DATA_SERVER_TOKEN_VARIABLE}) is not a token of the coordinator at {asked.url} and its "
-                "run, or has expired; `epochal token data-server` makes one"
-            ) from error
+            await backoff.wait(error)

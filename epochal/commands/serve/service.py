@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
+from epochal.cli.options.groups import flattened
 from epochal.cli.options.owner_terms import OwnerTerms
 from epochal.commands.serve.client import CLOSING_BOUND_S, STOP_BOUND_S, client
 from epochal.runtime.files.durable_files import replace_file
@@ -83,7 +84,7 @@ def _manager(name: str) -> ServiceManager:
 def _checked(arguments: Sequence[str]) -> dict[str, object]:
     """Return the options of a client. A mistake in one is reported as the client itself would."""
     app = typer.Typer(add_completion=False)
-    app.command("client")(client)
+    app.command("client")(flattened(client))
     chosen = get_command(app).make_context("epochal client", list(arguments)).params
     owner = OwnerTerms(*(chosen[field] for field in ("upload", "download", "hours", "when_idle")))
     owner.check_goes_with_mesh(chosen["mesh"])

@@ -11,14 +11,12 @@ from epochal.cli.options.shared import (
     AllowedHostOption,
     HostOption,
     InsecureOption,
-    LogFormatOption,
+    LogOptions,
     PortOption,
     TlsCertOption,
     TlsKeyOption,
-    VerboseOption,
     trainer_token,
 )
-from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import LISTENING, run_to_end
 from epochal.cli.service_manager import serve_until
 from epochal.cli.shutdown import interruption
@@ -34,6 +32,7 @@ from epochal.training_service.sessions import MAX_SESSIONS, SessionBounds
 
 
 def trainer_service(
+    logged: LogOptions,
     host: HostOption = "127.0.0.1",
     port: PortOption = 8100,
     max_chunk_items: Annotated[
@@ -49,14 +48,12 @@ def trainer_service(
     tls_key: TlsKeyOption = None,
     insecure: InsecureOption = False,
     allowed_host: AllowedHostOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    verbose: VerboseOption = False,
 ) -> None:
     """Compute for clients that cannot train themselves: they send examples, this machine trains on them.
 
     If EPOCHAL_TRAINER_TOKEN is set, clients must present this token; otherwise everyone who reaches the port may train.
     """
-    start_logging(log_format, verbose=verbose)
+    logged.start()
     endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
     limits = ServiceLimits(max_chunk_items, max_chunk_bytes, 2 * max_chunk_bytes + FRAME_BYTES)
     options = TrainingServiceOptions(limits, trainer_token(), SessionBounds(max_sessions))

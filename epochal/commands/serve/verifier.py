@@ -1,55 +1,37 @@
 """`epochal verifier`: compute results of a run's members again, for a coordinator that judges them."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from epochal.cli.options.client_data import (
-    CacheBytesOption,
-    CacheOption,
-    DataChoice,
-    DataOption,
-    InsecureDataOption,
-    provider_opener,
-)
+from epochal.cli.options.client_data import DataChoice
 from epochal.cli.options.client_trainer import ClientTrainer
+from epochal.cli.options.coordinators import naming_wrong_token
 from epochal.cli.options.shared import (
     VERIFIER_TOKEN_VARIABLE,
     CoordinatorCaOption,
-    LogFormatOption,
+    LogOptions,
     UrlArgument,
-    VerboseOption,
     check_worker_token,
     trusted,
 )
 from epochal.cli.options.spool_folder import checked_spool_folder
-from epochal.cli.options.torch_trainer import (
-    AssetsOption,
-    BaseOption,
-    BasePrecisionOption,
-    CompileOption,
-    DeviceOption,
-    MicroBatchOption,
-    PrecisionOption,
-    check_goes_with_torch,
-    torch_options,
-)
-from epochal.cli.output.logs import LogFormat, start_logging
+from epochal.cli.options.torch_choice import TorchTrainerChoice
+from epochal.cli.options.torch_trainer import check_goes_with_torch
 from epochal.cli.output.printing import run_to_end, say
 from epochal.cli.shutdown import interruption
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.data_providers.sources.cache import DEFAULT_CACHE_BYTES
-from epochal.run_manager.context import ClientDependencies
+from epochal.data_providers.protocol import DataProvider
+from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.run_manager.events import ignore
-from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.errors import InvalidInput, Refused
-from epochal.state.refusals import Refusal
+from epochal.state.errors import InvalidInput
 from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.tools.replays.replay_worker import ReplayWorker, VerifierOptions, opened_verifier
 from epochal.trainers.architectures import TORCH
@@ -63,6 +45,9 @@ MAX_HELD_OUT = 1 << 20
 
 def verifier(
     url: UrlArgument,
+    computing: TorchTrainerChoice,
+    data: DataChoice,
+    logged: LogOptions,
     token: Annotated[
         str,
         typer.Option(envvar=VERIFIER_TOKEN_VARIABLE, help="Token from `epochal token verifier`.", show_default=False),
@@ -70,17 +55,6 @@ def verifier(
     trainer: Annotated[
         str, typer.Option(help="What computes: numpy (the embedded model), torch, or the trainer of a package.")
     ] = "numpy",
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    compiles: CompileOption = False,
-    micro_batch: MicroBatchOption = None,
-    base: BaseOption = None,
-    base_precision: BasePrecisionOption = None,
-    assets: AssetsOption = None,
-    data: DataOption = None,
-    insecure: InsecureDataOption = False,
-    cache: CacheOption = None,
-    cache_bytes: CacheBytesOption = DEFAULT_CACHE_BYTES,
     calibrate: Annotated[
         int,
         typer.Option(
@@ -103,8 +77,6 @@ def verifier(
         float, typer.Option("--reconnect", min=0, help="Seconds to retry while the coordinator does not answer.")
     ] = DEFAULT_BOUND_S,
     tls_ca: CoordinatorCaOption = None,
-    log_format: LogFormatOption = LogFormat.TEXT,
-    verbose: VerboseOption = False,
 ) -> None:
     """Compute results of a run's members again, and report how far apart the two are; or score them.
 
@@ -113,18 +85,17 @@ def verifier(
     itself once the run is finished and no other result is to be computed. Where the state file has `verify.by =
     "scores"`, it computes by how much a part of a result lowers the loss on held-out data, which --data names.
     """
-    start_logging(log_format, verbose=verbose)
+    logged.start()
     check_worker_token(token, VERIFIER_TOKEN_VARIABLE, "verifier")
     check_trainer_name(trainer)
     if trainer == REMOTE:
         raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")
-    verify, permissions = trusted(tls_ca), Permissions.of_own_run()
-    torch = torch_options(device, precision, micro_batch, assets, compiles=compiles, base=(base, base_precision))
+    torch = computing.options()
     check_goes_with_torch(torch, trainer)
-    options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, permissions)
-    choice = DataChoice(data, cache, cache_bytes, verify, insecure, permissions)
-    policy = RetryPolicy(bound_s=reconnect_s)
-    work = _Work(trainer, options, choice, policy, checked_spool_folder(spool))
+    options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, Permissions.of_own_run())
+    verify, policy = trusted(tls_ca), RetryPolicy(bound_s=reconnect_s)
+    open_provider = data.opener(verify, options.permissions)
+    work = _Work(trainer, options, data.data, open_provider, policy, checked_spool_folder(spool))
     run_to_end(_verify(url, token, work, calibrate, verify))
 
 
@@ -134,7 +105,8 @@ class _Work:
 
     trainer: str
     options: TrainerOptions
-    data: DataChoice
+    data: str | None
+    open_provider: Callable[[RunAccess], Awaitable[DataProvider]]
     policy: RetryPolicy
     spool_folder: Path
 
@@ -147,7 +119,7 @@ class _Work:
     def held_out(self) -> EvaluationOptions:
         """On which data results are scored: those of --data, or the run's, of which those for validation."""
         torch = self.options.torch if self.varies else None
-        return EvaluationOptions(self.data.permissions, self.data.location, samples=MAX_HELD_OUT, torch=torch)
+        return EvaluationOptions(self.options.permissions, self.data, samples=MAX_HELD_OUT, torch=torch)
 
     def opening(self, precision: str | None, micro_batch: int | None) -> ClientDependencies:
         """Return what opens data and trainer, in another precision or with other micro-batches where these are given.
@@ -164,11 +136,11 @@ class _Work:
         return ClientDependencies(
             retry_policy=self.policy,
             new_worker=WorkerThread,
-            open_provider=provider_opener(self.data),
+            open_provider=self.open_provider,
             open_trainer=trainer.open,
             observer=ignore,
             spool_folder=self.spool_folder,
-            permissions=self.data.permissions,
+            permissions=self.options.permissions,
         )
 
 
@@ -176,23 +148,15 @@ async def _verify(url: str, token: str, work: _Work, pieces: int, verify: bool |
     async with await CoordinatorClient.connect(url, work.policy, verify) as coordinator:
         coordinator.use_token(token)
         options = VerifierOptions(work.policy, work.spool_folder, work.opening, work.held_out, say)
-        with interruption() as stop:
-            try:
-                async with opened_verifier(coordinator, options) as opened:
-                    say(f"verifying results of run {coordinator.run_id}")
-                    async with asyncio.TaskGroup() as tasks:
-                        computing = tasks.create_task(_compute(opened, pieces, varies=work.varies))
-                        stopping = tasks.create_task(stop.wait())
-                        await asyncio.wait([stopping, computing], return_when=asyncio.FIRST_COMPLETED)
-                        stopping.cancel()
-                        computing.cancel()
-            except Refused as refusal:
-                if refusal.kind is not Refusal.UNAUTHORIZED:
-                    raise
-                raise InvalidInput(
-                    f"--token (or {VERIFIER_TOKEN_VARIABLE}) is not a verifier's token of the coordinator at "
-                    f"{without_password(url)} and its run, or has expired; `epochal token verifier` makes one"
-                ) from refusal
+        with interruption() as stop, naming_wrong_token("verifier", VERIFIER_TOKEN_VARIABLE, url):
+            async with opened_verifier(coordinator, options) as opened:
+                say(f"verifying results of run {coordinator.run_id}")
+                async with asyncio.TaskGroup() as tasks:
+                    computing = tasks.create_task(_compute(opened, pieces, varies=work.varies))
+                    stopping = tasks.create_task(stop.wait())
+                    await asyncio.wait([stopping, computing], return_when=asyncio.FIRST_COMPLETED)
+                    stopping.cancel()
+                    computing.cancel()
 
 
 async def _compute(opened: ReplayWorker, pieces: int, *, varies: bool) -> None:

@@ -9,26 +9,14 @@ import typer
 
 from epochal.cli.options.admin_token import AdminToken
 from epochal.cli.options.client_data import check_place
-from epochal.cli.options.permission_options import (
-    AllowLocalOption,
-    AllowNetworkOption,
-    AllowPackageOption,
-    CredentialsForOption,
-)
+from epochal.cli.options.permission_options import PermissionOptions
 from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
-from epochal.cli.options.torch_trainer import (
-    AssetsOption,
-    BaseOption,
-    BasePrecisionOption,
-    DeviceOption,
-    PrecisionOption,
-    check_machine,
-    torch_options,
-)
+from epochal.cli.options.torch_choice import TorchDataChoice
+from epochal.cli.options.torch_trainer import check_machine
 from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import run_to_end, say
 from epochal.data_providers.locations import parse_location
-from epochal.runtime.permissions import OWNERS, Permissions
+from epochal.runtime.permissions import OWNERS
 from epochal.state.errors import InvalidInput
 from epochal.state.text.amounts import counted
 from epochal.tools.checkpoints.readable_run import ServedRun
@@ -92,13 +80,11 @@ _Tokenizer = Annotated[
 
 def evaluate(
     run: RunArgument,
+    allowed: PermissionOptions,
+    computing: TorchDataChoice,
     step: _Step = None,
     follow: _Follow = False,
     data: _Data = None,
-    allow_local: AllowLocalOption = None,
-    allow_network: AllowNetworkOption = None,
-    allow_package: AllowPackageOption = None,
-    credentials_for: CredentialsForOption = None,
     split: _Split = None,
     samples: _Samples = None,
     name: _Name = None,
@@ -106,11 +92,6 @@ def evaluate(
     tasks: _Tasks = None,
     shots: _Shots = None,
     tokenizer: _Tokenizer = None,
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    base: BaseOption = None,
-    base_precision: BasePrecisionOption = None,
-    assets: AssetsOption = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -120,9 +101,8 @@ def evaluate(
     if follow and step is not None:
         raise InvalidInput("--follow evaluates every new checkpoint; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
-    torch = torch_options(device, precision, assets=assets, base=(base, base_precision))
+    torch, permissions = computing.options(), allowed.permissions
     check_machine(torch)
-    permissions = Permissions.of_volunteer(allow_local, allow_network, credentials_for, allow_package)
     address = RunAddress(run, admin_token, tls_ca, permissions.reach)
     permitted = permissions if address.is_served else OWNERS
     evaluation: EvaluationOptions | BenchmarkOptions = EvaluationOptions(permitted, data, split, samples, torch)

@@ -21,14 +21,8 @@ from epochal.cli.options.shared import (
     TlsCertOption,
     TlsKeyOption,
 )
-from epochal.cli.options.torch_trainer import (
-    BaseOption,
-    BasePrecisionOption,
-    DeviceOption,
-    PrecisionOption,
-    check_machine,
-    torch_options,
-)
+from epochal.cli.options.torch_choice import TorchChoice
+from epochal.cli.options.torch_trainer import check_machine
 from epochal.cli.output.logs import LogFormat, start_logging
 from epochal.cli.output.printing import LISTENING, run_to_end
 from epochal.cli.service_manager import serve_until
@@ -111,6 +105,7 @@ ApiKeyOption = Annotated[
 
 def sample(
     run: RunArgument,
+    computing: TorchChoice,
     prompt: PromptOption = None,
     chat: ChatOption = False,
     serve: ServeOption = False,
@@ -133,10 +128,6 @@ def sample(
     insecure: InsecureOption = False,
     allowed_host: AllowedHostOption = None,
     credentials_for: CredentialsForOption = None,
-    device: DeviceOption = None,
-    precision: PrecisionOption = None,
-    base: BaseOption = None,
-    base_precision: BasePrecisionOption = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
     tls_ca: CoordinatorCaOption = None,
@@ -148,7 +139,7 @@ def sample(
     if step is not None and follow:
         raise InvalidInput("--follow takes newer checkpoints; leave --step out")
     start_logging(LogFormat.TEXT, verbose=False)
-    torch = torch_options(device, precision, base=(base, base_precision))
+    torch = computing.options()
     check_machine(torch)
     permissions = Permissions.of_volunteer(credential_hosts=credentials_for)
     address = RunAddress(run, admin_token, tls_ca, permissions.reach)
