@@ -29,8 +29,6 @@ async def test_options_that_do_not_go_together_are_refused(tmp_path: Path) -> No
         cases = {
             ("--prompt", "a", "--chat"): "give one of --prompt, --chat and --serve",
             ("--prompt", "a", "--step", "1", "--follow"): "--follow takes newer checkpoints; leave --step out",
-            ("--serve", "--host", "0.0.0.0"): "give --api-key-env with the name of a variable that holds a key",
-            ("--serve", "--api-key-env", "EPOCHAL_NO_SUCH_KEY"): "the variable holds no key",
             ("--prompt", "a", "--top-p", "0"): "top_p 0; allowed: above 0, up to 1",
         }
         for words, named in cases.items():

@@ -3,24 +3,16 @@
 import asyncio
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
 
 from epochal.cli.options.admin_token import AdminToken
 from epochal.cli.options.permission_options import CredentialsForOption
-from epochal.cli.options.shared import (
-    AllowedHostOption,
-    CoordinatorCaOption,
-    InsecureOption,
-    JsonOption,
-    TlsCertOption,
-    TlsKeyOption,
-)
+from epochal.cli.options.shared import CoordinatorCaOption, JsonOption
 from epochal.cli.options.torch_choice import TorchChoice
 from epochal.cli.options.torch_trainer import check_machine
 from epochal.cli.output.logs import LogFormat, start_logging
@@ -30,7 +22,7 @@ from epochal.cli.shutdown import interruption
 from epochal.remote.background_loop import BackgroundLoop
 from epochal.remote.sampling import RunSampler, Sample
 from epochal.runtime.clock import SystemClock
-from epochal.runtime.connections.loopback import is_loopback
+from epochal.runtime.connections.shedding import LOOPBACK
 from epochal.runtime.http.allowed_hosts import allowed_hosts
 from epochal.runtime.http.http_server import Endpoint, serving_app
 from epochal.runtime.permissions import OWNERS, Permissions
@@ -49,7 +41,6 @@ from epochal.tools.sample.text_tokens import TextOptions
 from epochal.trainers.continuation import ChoiceOptions
 
 DEFAULT = ChoiceOptions()
-LOOPBACK = "127.0.0.1"
 STANDARD_INPUT = "-"
 PromptOption = Annotated[
     str | None, typer.Option(help=f"Continue this text; {STANDARD_INPUT} reads it from the standard input.")
@@ -91,16 +82,7 @@ TemplateOption = Annotated[
         help="Chat template, as for `epochal prepare`: plain, chatml, none or a file. Default: the tokenizer's."
     ),
 ]
-ListenOption = Annotated[str, typer.Option(help="With --serve: address to listen on.")]
 PortOption = Annotated[int, typer.Option(min=0, max=65535, help="With --serve: port to listen on; 0 picks a free one.")]
-ApiKeyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--api-key-env",
-        metavar="NAME",
-        help="With --serve: variable that holds the key which requests must present.",
-    ),
-]
 
 
 def sample(
@@ -120,13 +102,7 @@ def sample(
     tokenizer: TokenizerOption = None,
     end_token: EndTokenOption = None,
     template: TemplateOption = None,
-    host: ListenOption = LOOPBACK,
     port: PortOption = 8200,
-    api_key_env: ApiKeyOption = None,
-    tls_cert: TlsCertOption = None,
-    tls_key: TlsKeyOption = None,
-    insecure: InsecureOption = False,
-    allowed_host: AllowedHostOption = None,
     credentials_for: CredentialsForOption = None,
     reconnect_s: ReconnectOption = DEFAULT_RECONNECT_S,
     admin_token: AdminToken = None,
@@ -147,9 +123,7 @@ def sample(
     options = SamplerOptions(permissions if address.is_served else OWNERS, text, torch)
     policy = following_policy(reconnect_s, follows=follow or serve)
     if serve:
-        endpoint = Endpoint(host, port, tls_cert, tls_key, insecure)
-        hosts = allowed_hosts(host, allowed_host or ())
-        run_to_end(_serve(address, options, step, policy, _Served(endpoint, hosts, _api_key(host, api_key_env))))
+        run_to_end(_serve(address, options, step, policy, port))
         return
     asked = Prompt("", ChoiceOptions(max_tokens, temperature, top_p, seed), tuple(stop or ()))
     with _sampling(address, options) as sampler:
@@ -228,33 +202,12 @@ def _note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-@dataclass(frozen=True, slots=True)
-class _Served:
-    endpoint: Endpoint
-    hosts: frozenset[str] | None
-    api_key: str | None
-
-
-def _api_key(host: str, variable: str | None) -> str | None:
-    if variable is None:
-        if not is_loopback(host):
-            raise InvalidInput(
-                f"--host {host} lets other machines ask this one to compute; give --api-key-env with the name of a "
-                "variable that holds a key, or leave --host out"
-            )
-        return None
-    key = os.environ.get(variable, "")
-    if not (key.isascii() and key.isprintable() and key.strip() == key != ""):
-        raise InvalidInput(f"--api-key-env {variable}: the variable holds no key; allowed: printable ASCII")
-    return key
-
-
 async def _serve(
-    address: RunAddress, options: SamplerOptions, step: int | None, policy: RetryPolicy, served: _Served
+    address: RunAddress, options: SamplerOptions, step: int | None, policy: RetryPolicy, port: int
 ) -> None:
+    """Serve on loopback, for this machine alone."""
     from epochal.tools.sample.endpoint import create_app
 
-    served.endpoint.check()
     async with (
         address.open(policy) as run,
         Sampler(run, options, _note) as sampler,
@@ -264,8 +217,8 @@ async def _serve(
         if step is not None or view.checkpoints:
             await sampler.take(step)
         run_id = view.state.run_id
-        app = create_app(sampler, run_id, SystemClock(), served.hosts, served.api_key)
-        async with serving_app(served.endpoint, app) as url:
+        app = create_app(sampler, run_id, SystemClock(), allowed_hosts(LOOPBACK, ()))
+        async with serving_app(Endpoint(LOOPBACK, port), app) as url:
             with interruption() as stop:
                 following = None if step is not None else tasks.create_task(_follow(sampler, policy))
                 await serve_until(stop, f"{run_id} {LISTENING}{url}/v1")

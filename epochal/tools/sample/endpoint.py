@@ -1,6 +1,5 @@
 """The HTTP application that answers prompts with a run's newest checkpoint, in the shapes of OpenAI's API."""
 
-import hmac
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing
@@ -16,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from epochal.runtime.clock import Clock
 from epochal.runtime.http.allowed_hosts import CheckedHosts
-from epochal.runtime.http.bodies import bearer_token, read_short_body
+from epochal.runtime.http.bodies import read_short_body
 from epochal.runtime.http.problem_json import problem_of, problem_response
 from epochal.state.errors import EpochalError, InvalidInput, Refused, TrainerFailed
 from epochal.state.refusals import Refusal
@@ -27,9 +26,7 @@ MAX_BODY_BYTES = 2 * 1024 * 1024
 JSON_TYPE = "application/json"
 
 
-def create_app(
-    sampler: Sampler, run_id: str, clock: Clock, hosts: frozenset[str] | None, api_key: str | None
-) -> FastAPI:
+def create_app(sampler: Sampler, run_id: str, clock: Clock, hosts: frozenset[str] | None) -> FastAPI:
     """Return the application.
 
     Args:
@@ -37,13 +34,12 @@ def create_app(
         run_id: the name of the model.
         clock: of the times in answers.
         hosts: the names under which it answers.
-        api_key: that requests must present as a bearer token; None admits all.
     """
     app = FastAPI(title="Epochal", openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(CheckedHosts, allowed=hosts)
     for kind in (EpochalError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _error)
-    routes = _Routes(sampler, run_id, clock, api_key)
+    routes = _Routes(sampler, run_id, clock)
     app.add_api_route("/healthz", routes.healthz, methods=["GET"])
     app.add_api_route("/v1/models", routes.models, methods=["GET"])
     app.add_api_route("/v1/completions", routes.completions, methods=["POST"])
@@ -52,17 +48,15 @@ def create_app(
 
 
 class _Routes:
-    def __init__(self, sampler: Sampler, run_id: str, clock: Clock, api_key: str | None) -> None:
+    def __init__(self, sampler: Sampler, run_id: str, clock: Clock) -> None:
         self._sampler = sampler
         self._run_id = run_id
         self._clock = clock
-        self._api_key = api_key
 
     async def healthz(self) -> dict[str, bool]:
         return {"ok": True}
 
-    async def models(self, request: Request) -> Response:
-        self._check(request)
+    async def models(self) -> Response:
         step = self._sampler.step
         model = {"id": self._run_id, "object": "model", "created": 0, "owned_by": "epochal", "step": step}
         return JSONResponse({"object": "list", "data": [model]})
@@ -73,13 +67,7 @@ class _Routes:
     async def chat(self, request: Request) -> Response:
         return await self._answered(request, chat=True)
 
-    def _check(self, request: Request) -> None:
-        shown = bearer_token(request.headers) or ""
-        if self._api_key is not None and not hmac.compare_digest(shown.encode(), self._api_key.encode()):
-            raise Refused(Refusal.UNAUTHORIZED, "this server asks for its API key, as Authorization: Bearer KEY")
-
     async def _answered(self, request: Request, *, chat: bool) -> Response:
-        self._check(request)
         asked = completion_request(await _json_of(request), chat=chat)
         if asked.model not in (None, self._run_id):
             raise Refused(Refusal.NOT_FOUND, f"no model {str(asked.model)[:64]!a}; allowed: {self._run_id}")
