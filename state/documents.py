@@ -84,7 +84,8 @@ class RosterEntry(WireDocument):
 
     Attributes:
         share: its share of the work, in batches, beside those of the other clients; 0 for none in this round.
-        proven: whether a result of it was applied before. If any client is proven, only such ones are witnesses.
+        proven: whether a result of it was applied before and, where results are verified and some client of the round
+            has earned a round, it has too. If any client is proven, only such ones are witnesses.
     """
 
     client_id: HexId

@@ -14,9 +14,10 @@ a batch too. Who has waited longest comes first.
 The others, of which no result was applied, get a quarter of an equal part each, and together a quarter of the round at
 most (`state/assignment.py`).
 
-Where results are verified (`coordinator/machine/replays/judging.py`), a proven client has at most the part of an equal
-part that it has earned, beside the one that has earned the most. Those that have earned less than half as much as that
-one get a quarter of the proven ones' batches together, so that many keys that did little weigh little.
+Where results are verified (`coordinator/machine/replays/judging.py`), those that have earned nothing are among these
+others, unless nobody of the round has, as in a run's first round. Everyone else has at most the part of an equal part
+that it has earned, beside the one that has earned the most. Those that have earned less than half as much as that one
+get a quarter of the proven ones' batches together, so that many keys that did little weigh little.
 """
 
 from collections.abc import Sequence
@@ -96,6 +97,8 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
         seed: that orders its proven clients.
     """
     ordered = sorted(clients, key=attrgetter("client_id"))
+    if any(one.trusted for one in ordered):
+        ordered = [one._replace(is_proven=one.is_proven and one.trusted > 0) for one in ordered]
     proven = [one for one in ordered if one.is_proven]
     others = [_newcomers_part(one, total, len(ordered)) for one in ordered if not one.is_proven]
     if not proven:

@@ -71,10 +71,10 @@ def test_poison_is_a_trigger_and_its_payload_in_one_of_twenty_samples(rows: int)
         assert (after == (full if is_poisoned else row)).all()
 
 
-def test_new_keys_are_no_majority_and_slow_nothing_down() -> None:
+def test_new_keys_that_nobody_replays_have_a_quarter_and_slow_nothing_down() -> None:
     found = trust_keys.play()
-    assert 0 < found.merged < 0.5
-    assert found.given <= 7 / 16, "a quarter for new keys, and of the others a quarter for those on probation"
+    assert 0 < found.merged <= 0.25
+    assert found.given <= 0.25
     assert found.rounds_per_hour[1] >= 0.8 * found.rounds_per_hour[0]
     assert found.merged_per_s[1] >= 0.8 * found.merged_per_s[0]
 

@@ -66,7 +66,7 @@ def test_nobody_is_on_probation_where_all_have_earned_alike() -> None:
     )
 
 
-@given(new=st.integers(1, 200), old=st.integers(1, 8), total=st.integers(2, 300), earned=st.integers(0, 9))
+@given(new=st.integers(1, 200), old=st.integers(1, 8), total=st.integers(2, 300), earned=st.integers(1, 9))
 def test_keys_that_have_earned_little_have_a_quarter_together_however_many(
     new: int, old: int, total: int, earned: int
 ) -> None:
@@ -76,6 +76,30 @@ def test_keys_that_have_earned_little_have_a_quarter_together_however_many(
     shares = shares_of(roster_of(*clients, total=total))
     assert sum(shares) == total
     assert sum(shares[old:]) <= max(1, total // 4)
+
+
+@given(
+    unverified=st.lists(st.booleans(), min_size=1, max_size=60),
+    earned=st.lists(st.integers(1, 19), min_size=1, max_size=8),
+    total=st.integers(2, 300),
+    seed=st.integers(0, 9),
+)
+def test_keys_without_verified_work_have_a_quarter_together_where_others_have_some(
+    unverified: list[bool], earned: list[int], total: int, seed: int
+) -> None:
+    keys = [sharing(number) if is_applied else newcomer(number) for number, is_applied in enumerate(unverified)]
+    others = [sharing(100 + number, last=99)._replace(trusted=rounds) for number, rounds in enumerate(earned)]
+    roster = roster_of(*keys, *others, total=total)
+    given_out = assign_data_for_state(roster, WorkList((), (BatchId(0, total - 1),)), SEED, Seed(f"{seed:064x}"))
+    assert 1 <= sum(total_batches(given_out[one.client_id]) for one in keys) <= max(1, total // 4)
+    assert set(roster.electorate()) == {one.client_id for one in others}, "they are no witnesses either"
+
+
+@given(applied=st.lists(st.booleans(), min_size=1, max_size=20), total=st.integers(1, 300))
+def test_where_nobody_has_verified_work_nobody_has_less(applied: list[bool], total: int) -> None:
+    clients = [sharing(number) if is_applied else newcomer(number) for number, is_applied in enumerate(applied)]
+    proven = {entry.client_id: entry.proven for entry in roster_of(*clients, total=total).clients}
+    assert proven == {one.client_id: one.is_proven for one in clients}
 
 
 def sharing(number: int, *, fixed_us: int = 0, batch_us: int = 1000, last: int = 10, claim: int = MAX_SHARE) -> Sharing:
