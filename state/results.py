@@ -13,6 +13,7 @@ repeats it gets the same answer.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
 
 import numpy as np
 
@@ -118,6 +119,7 @@ def result_of_blocks(header: ResultHeader, layout: TensorLayout, blocks: Callabl
     return tensor_stream(encoded, metadata | {"format": RESULT_FORMAT}, blocks)
 
 
+@lru_cache(maxsize=16)
 def result_size_bound(layout: TensorLayout, codec: str = FLOAT32.name) -> int:
     """Return the maximum size in bytes of a result, and so of its upload, for a model of this layout."""
     return file_size_bound(codec_named(codec).encoded(layout), METADATA_BOUND_BYTES)

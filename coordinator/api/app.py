@@ -90,13 +90,14 @@ def create_app(
     viewers = app.state.viewers = Viewers(insight, views)
     metrics.watch(handlers.service, insight, polls, handlers.arrivals, viewers, handlers.replays)
     reading, membership = reading_routes(handlers, polls), membership_routes(handlers, join_hosts)
-    hot = HotRoutes(app.behind, document=document.routes[0], routes=[*reading.routes, *membership.routes])
+    blobs = blob_routes(handlers)
+    hot = HotRoutes(app.behind, [*document.routes, *reading.routes, *membership.routes, *blobs.routes])
     app.front = MeasuredRequests(CheckedHosts(FreshView(hot, handlers), hosts), metrics.http)
     for router in (
         document,
         reading,
         membership,
-        blob_routes(handlers),
+        blobs,
         check_routes(handlers),
         replay_routes(handlers),
         status_routes(handlers),

@@ -26,30 +26,31 @@ class HotRoutes:
 
     Args:
         app: the framework's, which answers everything else.
-        document: the route of the run document, whose path ends in a parameter.
-        routes: FastAPI's, of which those are answered here whose path ends in a word; their endpoints take the
-            parameters of the path by name, and the request.
+        routes: FastAPI's, whose endpoints take the parameters of the path by name, and the request. They are found by
+            the last word of their path, or by the word before the parameter in which it ends.
     """
 
-    def __init__(self, app: ASGIApp, document: BaseRoute, routes: Iterable[BaseRoute]) -> None:
-        assert isinstance(document, APIRoute)
+    def __init__(self, app: ASGIApp, routes: Iterable[BaseRoute]) -> None:
         self._app = app
-        self._document: _Found = (document, _answering(document.endpoint))
         self._found: dict[tuple[str, str], list[_Found]] = {}
         for route in routes:
-            word = route.path.rpartition("/")[2] if isinstance(route, APIRoute) else "{"
-            if isinstance(route, APIRoute) and not word.startswith("{"):
-                for method in route.methods or ():
-                    self._found.setdefault((method, word), []).append((route, _answering(route.endpoint)))
+            assert isinstance(route, APIRoute)
+            place, _, word = route.path.rpartition("/")
+            key = place.rpartition("/")[2] + "/" if word.startswith("{") else word
+            for method in route.methods or ():
+                self._found.setdefault((method, key), []).append((route, _answering(route.endpoint)))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._match(scope) if scope["type"] == "http" and not scope.get("root_path") else None
         await (self._app if found is None else found)(scope, receive, send)
 
     def _match(self, scope: Scope) -> ASGIApp | None:
-        method, path = scope["method"], scope["path"]
-        candidates = self._found.get((method, path.rpartition("/")[2]), ())
-        for route, answer in (*candidates, self._document) if method == "GET" else candidates:
+        method: str = scope["method"]
+        path: str = scope["path"]
+        place, _, word = path.rpartition("/")
+        keys = (method, word), (method, place.rpartition("/")[2] + "/")
+        found: list[_Found] = [each for key in keys for each in self._found.get(key, ())]
+        for route, answer in found:
             match = route.path_regex.match(path)
             if match is not None:
                 scope["path_params"], scope["route"], scope["endpoint"] = match.groupdict(), route, route.endpoint

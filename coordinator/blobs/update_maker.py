@@ -16,7 +16,7 @@ begins again from the run as it is kept, and clients that have waited long enoug
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
@@ -59,6 +59,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 """Time after which a step that could not be taken, for want of room or of a blob, is tried again, and maximum time for
 which nothing is looked at."""
+TOGETHER_BYTES = 1024 * 1024
+"""Size from which on no more results are added in one turn of the worker: of small ones it takes many."""
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class UpdateMaker:
         return await self._add_next(run, run.round)
 
     async def _add_next(self, run: Run, current: Round) -> bool:
-        """Add the next verified result of the round under way to its sum; return False if there is none.
+        """Add the next verified results of the round under way to its sum; return False if there is none.
 
         None is before the usual length of results is known, because their factors depend on all of them then.
         """
@@ -170,16 +172,22 @@ class UpdateMaker:
             self._sum = await self._new_sum(number.step, number.attempt)
             self._sum.most = _most_batches(state, current)
         total = self._sum
-        found = next_to_add(run, current, len(total.added))
-        if found is None or total.most is None:
+        most = total.most
+        if most is None:
             return False
-        client_id, norm = found
-        batches = total_batches(current.tasks.plan.assignments[client_id])
-        weighed = Weighed(batches, steps_of(state, batches), norm, client_id in current.tasks.plan.electorate)
-        factor = number_of(factor_of(weighed, total.most, state.merge.norm_limit, usual))
-        sha256 = Sha256(current.results.commitments[client_id].result_sha256)
-        await self._add(total, AddedResult(client_id, sha256, Weight(batches, factor)))
-        return True
+
+        def verified() -> Iterator[tuple[AddedResult, int]]:
+            for client_id, norm in next_to_add(run, current, len(total.added)):
+                batches = total_batches(current.tasks.plan.assignments[client_id])
+                weighed = Weighed(batches, steps_of(state, batches), norm, client_id in current.tasks.plan.electorate)
+                factor = number_of(factor_of(weighed, most, state.merge.norm_limit, usual))
+                bound = current.results.commitments[client_id]
+                yield AddedResult(client_id, Sha256(bound.result_sha256), Weight(batches, factor)), bound.size_bytes
+
+        found = next(together(verified()), None)
+        if found is not None:
+            await self._add(total, found)
+        return found is not None
 
     async def _make(self, run: Run, outcome: Outcome) -> None:
         """Make, keep and journal the update of an outcome."""
@@ -224,8 +232,9 @@ class UpdateMaker:
                 log.info("update_summed_anew", extra={"step": outcome.step})
             self._sum = known = None  # its room goes first
             known = await self._new_sum(outcome.step, outcome.attempt)
-        for result in wanted[len(known.added) :]:
-            await self._add(known, result)
+        sizes = [entry.size_bytes for entry in outcome.entries]
+        for results in together(list(zip(wanted, sizes, strict=True))[len(known.added) :]):
+            await self._add(known, results)
         return known
 
     async def _new_sum(self, step: int, attempt: int) -> _Sum:
@@ -235,16 +244,17 @@ class UpdateMaker:
             return _Sum(step, attempt, await self._merger.new_sum(step, layout))
         return _Sum(step, attempt, shared, probe=Probe(layout, shared.merge))
 
-    async def _add(self, total: _Sum, result: AddedResult) -> None:
-        if isinstance(total.total, SharedSum):
-            total.total.add(result)
-            if total.probe is not None:
-                async with self._service.blobs.opened(result.sha256) as blob:
-                    await self._worker.run(partial(total.probe.add, result.weight, blob))
-        else:
-            await self._add_to(total.total, result)
-        total.added.append(result)
-        await self._sketch(total, result)
+    async def _add(self, total: _Sum, results: Sequence[AddedResult]) -> None:
+        if isinstance(total.total, UpdateSum):
+            await self._add_to(total.total, results)
+        for result in results:
+            if isinstance(total.total, SharedSum):
+                total.total.add(result)
+                if total.probe is not None:
+                    async with self._service.blobs.opened(result.sha256) as blob:
+                        await self._worker.run(partial(total.probe.add, result.weight, blob))
+            total.added.append(result)
+            await self._sketch(total, result)
 
     async def _sketch(self, total: _Sum, result: AddedResult) -> None:
         """Sketch a result where results are verified, so that it can be compared with others."""
@@ -277,12 +287,15 @@ class UpdateMaker:
         """Return the sum of a step's results over a slice of the model, made here."""
         total = await self._merger.new_sum(step, layout)
         for result in results:
-            await self._add_to(total, result)
+            await self._add_to(total, [result])
         return total
 
-    async def _add_to(self, total: UpdateSum, result: AddedResult) -> None:
-        async with self._service.blobs.opened(result.sha256) as blob:
-            await self._merger.add(total, result.weight, blob.view(), await self._layout())
+    async def _add_to(self, total: UpdateSum, results: Sequence[AddedResult]) -> None:
+        layout = await self._layout()
+        async with contextlib.AsyncExitStack() as opened:
+            blobs = [await opened.enter_async_context(self._service.blobs.opened(each.sha256)) for each in results]
+            views = [(each.weight, blob.view()) for each, blob in zip(results, blobs, strict=True)]
+            await self._merger.add(total, views, layout)
 
     async def _slice(self, total: SharedSum, part: SharedSlice, probe: Probe | None) -> Callable[[], Iterable[Block]]:
         """Return what returns the blocks of a slice, made by a worker or here."""
@@ -368,14 +381,27 @@ def _next_without_update(run: Run, checkpoint: CheckpointRef) -> Outcome | None:
     return run.models.outcomes[steps[0]] if steps else None
 
 
-def next_to_add(run: Run, current: Round, count: int) -> tuple[ClientId, float] | None:
-    """Return client and length of the verified result that follows the first so many; exams are left out of a sum."""
+def together(results: Iterable[tuple[AddedResult, int]]) -> Iterator[list[AddedResult]]:
+    """Yield results that are added in one turn: the next ones, until they have `TOGETHER_BYTES`; sizes come along."""
+    found, found_bytes = list[AddedResult](), 0
+    for result, size_bytes in results:
+        found.append(result)
+        found_bytes += size_bytes
+        if found_bytes >= TOGETHER_BYTES:
+            yield found
+            found, found_bytes = [], 0
+    if found:
+        yield found
+
+
+def next_to_add(run: Run, current: Round, count: int) -> Iterator[tuple[ClientId, float]]:
+    """Return clients and lengths of the verified results after the first so many; exams are left out of a sum."""
     norms = shared(current.results.norms)
     if run.state_file.verify is not None:
         exams = exams_of(run.state_file, run.members, current, current.tasks.with_work())
         if exams:
-            return next(islice((one for one in norms.pairs() if one[0] not in exams), count, None), None)
-    return next(iter(norms.from_place(count)), None)
+            return islice((one for one in norms.pairs() if one[0] not in exams), count, None)
+    return norms.from_place(count)
 
 
 def _most_batches(state: StateFile, current: Round) -> Fraction:

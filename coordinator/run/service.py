@@ -280,6 +280,7 @@ class CoordinatorService:
         ended = any(isinstance(instruction, SegmentEnded) for instruction in handled.instructions)
         started_s = self._clock.now_s()
         await self._journal.append(handled.run, handled.stimuli, ends_segment=ended, blobs=handled.blobs)
+        self.recorded_blobs.note(handled.blobs)
         self._tell(GroupKept(self._clock.now_s() - started_s))
         try:
             await self._journal.open_due_segment()

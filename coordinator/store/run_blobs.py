@@ -6,7 +6,15 @@ So a run that began on a disk goes on with an object store, and reads what lies 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from epochal.coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found, read_again
+from epochal.coordinator.store.blobs import (
+    BlobReader,
+    BlobStore,
+    BytesOfBlob,
+    OpenBlob,
+    SignedPut,
+    blob_not_found,
+    read_again,
+)
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.reading import OpenObject
 from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobs
@@ -82,6 +90,19 @@ class RunBlobs(LayeredReader):
     def _other_bytes(self) -> int:
         """Size of those that lie where no new ones are kept."""
         return self._recorded.total_bytes + sum(place.total_bytes for place in self._others)
+
+    def recent(self, sha256: Sha256) -> BytesOfBlob | None:
+        """Return a small blob that is in memory, as `RecordedBlobs.recent`."""
+        return self._recorded.recent(sha256)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, sha256: Sha256) -> AsyncIterator[OpenBlob]:
+        found = self.recent(sha256)
+        if found is not None:
+            yield found
+            return
+        async with super().opened(sha256) as blob:
+            yield blob
 
     async def _lies_elsewhere(self, sha256: Sha256) -> bool:
         """Return whether a blob is held where no new ones are kept."""

@@ -345,7 +345,7 @@ class ReplicaKeeper:
         total = await self._merger.new_sum(outcome.step, layout)
         for entry in outcome.entries:
             file = await self._exchange.fetch(entry.result_sha256, entry.size_bytes)
-            await self._merger.add(total, Weight.of(entry), file.view(), layout)
+            await self._merger.add(total, [(Weight.of(entry), file.view())], layout)
             self._exchange.forget([entry.result_sha256])
         return total
 

@@ -131,8 +131,8 @@ class Merger:
         await self._load_loops(layout)
         return await self._worker.run(partial(room_for_sums, self._spool, layout, self.rule(step).mean))
 
-    async def add(self, total: UpdateSum, weight: Weight, result: Buffer, layout: TensorLayout) -> None:
-        """Add a result, which was checked, to a sum of the model, or of a slice of it.
+    async def add(self, total: UpdateSum, results: Sequence[tuple[Weight, Buffer]], layout: TensorLayout) -> None:
+        """Add results, which were checked, in this order to a sum of the model, or of a slice of it.
 
         Raises:
             UnsoundArithmetic: as `verify`.
@@ -141,8 +141,9 @@ class Merger:
 
         def work() -> None:
             verify_arithmetic()
-            found = decode_result(result, layout)[1]
-            total.add(weight, {name: found[name] for name, _ in total.layout.entries}, self._dropping(result))
+            for weight, result in results:
+                found = decode_result(result, layout)[1]
+                total.add(weight, {name: found[name] for name, _ in total.layout.entries}, self._dropping(result))
 
         await self._worker.run(work)
 

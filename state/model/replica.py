@@ -7,6 +7,7 @@ parameters and the outer momentum (`docs/concepts.md`); inner optimizer state is
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -191,6 +192,7 @@ def arrays_in(room: memoryview, form: CheckpointForm) -> tuple[Tensors, Tensors]
     return found[PARAMETERS_PREFIX], found[MOMENTUM_PREFIX]
 
 
+@lru_cache(maxsize=16)
 def checkpoint_size_bound(layout: TensorLayout, model_bytes: int = 0, *, has_momentum: bool) -> int:
     """Return an upper bound in bytes for a checkpoint.
 

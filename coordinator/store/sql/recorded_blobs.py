@@ -8,6 +8,7 @@ is: it does nothing if a record was appended that the deleter does not know, by 
 """
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import AbstractContextManager
 
@@ -19,6 +20,8 @@ from epochal.state.wire import Sha256
 
 DROPPED_AT_A_TIME = 1024
 """Maximum number of blobs that one transaction deletes; meanwhile no record is appended."""
+MAX_RECENT_BYTES = 16 * 1024 * 1024
+"""Size of the last blobs that stay in memory: a round's results are added up soon, and all fetch its update."""
 
 _SIZE = "SELECT size_bytes FROM epochal_blobs WHERE run_id = :run AND sha256 = :sha256"
 _READ = "SELECT body FROM epochal_blobs WHERE run_id = :run AND sha256 = :sha256"
@@ -81,6 +84,8 @@ class RecordedBlobs(RecordedBlobReader):
     def __init__(self, reading: Database, journal: Journal, run_id: str) -> None:
         super().__init__(reading, run_id)
         self._journal = journal
+        self._recent: OrderedDict[Sha256, BytesOfBlob] = OrderedDict()
+        self._recent_bytes = 0
 
     @property
     def total_bytes(self) -> int:
@@ -90,6 +95,27 @@ class RecordedBlobs(RecordedBlobReader):
     def arriving(self, size_bytes: int) -> AbstractContextManager[None]:
         """Count a blob that waits for its record, until the context is left."""
         return self._journal.blob_bytes.arriving(size_bytes)
+
+    def recent(self, sha256: Sha256) -> BytesOfBlob | None:
+        """Return a blob if it was kept or read lately; another coordinator may have deleted it since."""
+        return self._recent.get(sha256)
+
+    def note(self, blobs: Mapping[Sha256, bytes]) -> None:
+        """Note that blobs were kept or read, so that they stay in memory for a while."""
+        for sha256, data in blobs.items():
+            self._forget(sha256)
+            self._recent[sha256] = BytesOfBlob(data)
+            self._recent_bytes += len(data)
+        while self._recent_bytes > MAX_RECENT_BYTES:
+            self._forget(next(iter(self._recent)))
+
+    def _forget(self, sha256: Sha256) -> None:
+        self._recent_bytes -= len(self._recent.pop(sha256, b""))
+
+    async def read(self, digests: Collection[Sha256]) -> Mapping[Sha256, bytes]:
+        found = await super().read(digests)
+        self.note(found)
+        return found
 
     async def drop(self, digests: Collection[Sha256], known: int) -> None:
         """Delete those of these blobs that are held, unless the journal has newer records.
@@ -103,6 +129,8 @@ class RecordedBlobs(RecordedBlobReader):
             StoreFailed: the medium fails; `StoreBlocked` if the same may succeed later.
         """
         await self._journal.drop_blobs(list(digests), known)
+        for sha256 in digests:
+            self._forget(sha256)
 
     async def recount(self) -> None:
         """Bring `total_bytes` up to date: other coordinators of the run add and delete blobs as well."""

@@ -3,6 +3,7 @@
 import httpx
 import pytest
 
+from epochal.coordinator.store.sql.recorded_blobs import MAX_RECENT_BYTES
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import ResultCommitment, ResultMetrics
 from epochal.state.wire import canonical_json, sha256_hex
@@ -41,6 +42,31 @@ async def test_result_with_its_commitment_is_counted_at_once() -> None:
         assert (await other.deliver(other.result(REPLICA, DIFFERENCE))).status_code == 200
         stored = await other.send("GET", f"/v1/blobs/{sha256_hex(data)}")
         assert stored.content == data
+
+
+async def test_small_blob_in_memory_is_answered_as_one_of_the_store() -> None:
+    async with served(STATE) as run:
+        member, _ = await training(run)
+        data = member.result(REPLICA, DIFFERENCE)
+        await member.deliver(data)
+        url, blobs = f"/v1/blobs/{sha256_hex(data)}", run.service.recorded_blobs
+
+        async def answers() -> list[tuple[int, bytes, dict[str, str]]]:
+            found = []
+            for part in ("bytes=0-", "bytes=3-8", "bytes=-5", f"bytes={len(data)}-", "lines=1-2"):
+                headers = {"Authorization": f"Bearer {member.token}", "Range": part}
+                answer = await run.http.get(url, headers=headers)
+                found.append((answer.status_code, answer.content, dict(answer.headers)))
+            return found
+
+        in_memory = await answers()
+        assert blobs.recent(sha256_hex(data)) == data
+        blobs.note({sha256_hex(b"other"): bytes(MAX_RECENT_BYTES)})
+        assert blobs.recent(sha256_hex(data)) is None
+        blobs.note({sha256_hex(b"last"): bytes(MAX_RECENT_BYTES + 1)})
+        assert [status for status, _, _ in in_memory] == [206, 206, 206, 416, 200]
+        assert await answers() == in_memory
+        assert (await run.http.get(url)).status_code == 401
 
 
 async def test_result_is_kept_with_the_record_that_counts_it() -> None:
@@ -144,3 +170,11 @@ async def test_hot_routes_answer_other_methods_and_runs_as_all_routes_do(path: s
         assert problem(await run.http.delete(f"{run.run_url}/{path}")) == "method-not-allowed"
         assert problem(await run.http.post(f"/v1/runs/other/{path}")) == "unknown-run"
         assert problem(await run.http.post(f"{run.run_url}/{path}")) == "unauthorized"
+
+
+@pytest.mark.parametrize("path", ["/v1/blobs/" + "a" * 64, "/v1/runs/test", "/v1/runs/test/rosters/" + "a" * 64])
+async def test_hot_routes_that_end_in_a_parameter_leave_other_paths(path: str) -> None:
+    async with served(STATE) as run:
+        assert problem(await run.http.patch(path)) == "method-not-allowed"
+        assert problem(await run.http.get(f"{path}/more/of/it")) == "not-found"
+        assert problem(await run.http.get(f"/v2{path}")) == "not-found"

@@ -118,6 +118,19 @@ async def test_blobs_are_not_dropped_by_who_lacks_the_last_record(opening: Openi
     assert await store.blobs.held() == {TWO}
 
 
+async def test_blob_that_was_read_stays_in_memory_until_it_is_dropped(opening: Opening) -> None:
+    store = await begun(opening)
+    assert recorded(store).recent(ONE) is None
+    assert await recorded(store).read([ONE]) == {ONE: DATA}
+    assert store.blobs.recent(ONE) == DATA
+    async with store.blobs.opened(ONE) as blob:
+        assert (bytes(blob.view()), blob.descriptor) == (DATA, None)
+    await recorded(store).drop([ONE, TWO], 1)
+    assert store.blobs.recent(ONE) is None
+    with pytest.raises(Refused):
+        await blob_bytes(store.blobs, ONE)
+
+
 async def test_blob_that_was_dropped_comes_again_with_a_record(opening: Opening) -> None:
     store = await begun(opening)
     await recorded(store).drop([ONE, TWO], 1)
