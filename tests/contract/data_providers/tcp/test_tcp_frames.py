@@ -49,8 +49,7 @@ def examples() -> list[tuple[dict[str, Any], bytes]]:
     block = r"<!-- example: (\{[^\n]*?\}) -->\n(?:<!-- not run:[^\n]*-->\n)?```text\n(.*?)```"
     found = re.findall(block, PAGE, re.DOTALL)
     return [
-        (json.loads(meaning), b"".join(bytes_of_line(line) for line in block.splitlines()))
-        for meaning, block in found
+        (json.loads(meaning), b"".join(bytes_of_line(line) for line in block.splitlines())) for meaning, block in found
     ]
 
 
