@@ -38,7 +38,7 @@ SEEDS = (0, 1, 2)
 ROUND_STEPS = (8, 30, 100)
 SWEPT_STEPS = 30
 TARGET = "≤ 1.02 x"
-UNIT = "nats per byte"
+UNIT = "nats/byte"
 MILLION = 1e6
 DIGITS = 4
 

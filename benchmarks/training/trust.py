@@ -158,7 +158,7 @@ def _loss(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
     losses, others = [found[seed].loss for seed in seeds], [alone[seed].loss for seed in seeds]
     beside = f"the {ALONE.members} honest ones alone; of {len(seeds)} of {len(SEEDS)} seeds"
     value, baseline = statistics.fmean(losses), statistics.fmean(others)
-    return Figure(title(setting), value, "nats per byte", target, baseline, beside, DIGITS)
+    return Figure(title(setting), value, "nats/byte", target, baseline, beside, DIGITS)
 
 
 def _new_keys() -> list[Figure]:
