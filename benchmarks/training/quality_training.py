@@ -19,7 +19,6 @@ from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named
-from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.config.model_table import AdamW, Architecture, Cosine, InnerOptimizer, ModelSpec, Muon
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError
@@ -33,6 +32,7 @@ from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_updat
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner import Learner, Model
 from epochal.trainers.learner_trainer import LearnerTrainer
+from tests.support.data.fed_back import encode_with_feedback
 
 CLIENTS = 4
 CLIENT_ROWS = 1

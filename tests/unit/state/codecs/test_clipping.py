@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from epochal.state.codecs.clipping import encoded_parts, largest_encodable
 from epochal.state.codecs.codec import Codec, EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.model.tensors import Float32Array
+from tests.support.data.fed_back import encode_with_feedback
 
 CODECS = ["float32", "int8", "int4", "int2", "sparse-64"]
 DECAY = 0.95

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from epochal.state.codecs.codec import LEAST_SCALE, Block, EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.codecs.feedback import encode_with_feedback
 from epochal.state.model.tensors import Float32Array
+from tests.support.data.fed_back import encode_with_feedback
 
 CODEC = codec_named("int2")
 FLOAT_MAX = float(np.finfo(np.float32).max)
