@@ -23,9 +23,8 @@ from epochal.data_providers.protocol import (
     SourceUnavailable,
     TokenBatch,
 )
-from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.preprocessed import PreprocessedDataProvider
-from epochal.data_providers.providers.ranged import RangedDataProvider
+from epochal.data_providers.providers.ranged import TokenFilesProvider
 from epochal.data_providers.providers.record_files import RecordsDataProvider
 from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, run_bounded
 from epochal.data_providers.tcp.data_client import TcpDataProvider
@@ -127,14 +126,14 @@ async def look_at_data(provider: DataProvider, needs: DataNeeds, budget_bytes: i
 
 def _encoding_problems(provider: DataProvider, needs: DataNeeds) -> list[str]:
     size = None
-    if isinstance(provider, LocalDataProvider | RangedDataProvider):
+    if isinstance(provider, TokenFilesProvider):
         size = provider.order.spec.token_size_bytes
     return encoding_problems(_encodings(provider), size, needs.vocabulary, needs.tokenizer)
 
 
 def _encodings(provider: DataProvider) -> Mapping[str, TokenEncoding]:
     """Return how the tokens of a provider's files were made, as far as it is known, by the files' names."""
-    if isinstance(provider, LocalDataProvider | RangedDataProvider | PreprocessedDataProvider):
+    if isinstance(provider, TokenFilesProvider | PreprocessedDataProvider):
         return provider.encodings
     return {}
 
@@ -224,9 +223,7 @@ class _Look:
     def _file_of(self, error: EpochalError) -> str:
         """Return the file of a message's data index, if the provider reads token files or records."""
         index = error.context.get("data_index")
-        if index is None or not isinstance(
-            self._provider, LocalDataProvider | RangedDataProvider | RecordsDataProvider
-        ):
+        if index is None or not isinstance(self._provider, TokenFilesProvider | RecordsDataProvider):
             return ""
         order = self._provider.order
         (extent,) = order.locate(DataIds(index, index))

@@ -1,12 +1,18 @@
 """Files on this machine as a `ByteSource`: one file, or a folder with those below it.
 
-A file is read and not mapped, so that a truncated one is an error and does not end the process. It must keep its size,
-and, where a manifest lists it, its content (`KeptFile`).
+Files are read with `preadv` straight into the answer: if a mapped file is truncated, whoever reads it ends (SIGBUS),
+while a read returns less and is reported. Bytes in the page cache are read at once; only a read that would wait for
+the disk goes to a thread, so that the event loop never waits. After each read the system is asked whether the file is
+still the one that it was (`KeptFile`); if not, it is read again, compared with its manifest.
 """
 
 import asyncio
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -15,8 +21,29 @@ from epochal.data_providers.protocol import CorruptData, SourceUnavailable
 from epochal.data_providers.providers.local_manifest import listed_beside, listed_in_folder
 from epochal.data_providers.providers.local_places import cannot_open, files_below
 from epochal.data_providers.providers.unchanged_file import FileVersion, KeptFile, read_whole
-from epochal.data_providers.sources.byte_source import SourceFile
+from epochal.data_providers.sources.byte_source import SourceFile, Wanted
 from epochal.data_providers.sources.manifest import MANIFEST_NAME, ListedFile
+
+MAX_OPEN_FILES = 64
+MAX_INLINE_BYTES = 4 * 1024**2
+"""A larger answer is copied in a thread even if it is in memory, so that the event loop is not held up."""
+
+_NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+"""Linux's flag for "read only without waiting"; None elsewhere, and then every read goes to a thread."""
+
+
+class _OpenFile:
+    """A descriptor that is closed when its last user drops it, so that a thread never reads from a reused one."""
+
+    def __init__(self, path: Path, expected_bytes: int) -> None:
+        self.fd = os.open(path, os.O_RDONLY)
+        size_bytes = os.fstat(self.fd).st_size
+        if size_bytes != expected_bytes:
+            raise CorruptData(f"{path} had {expected_bytes} bytes and now has {size_bytes}", path=str(path))
+
+    def __del__(self) -> None:
+        if hasattr(self, "fd"):
+            os.close(self.fd)
 
 
 class LocalSource:
@@ -25,8 +52,12 @@ class LocalSource:
     def __init__(self, location: str, files: Sequence[SourceFile], kept: Mapping[str, KeptFile]) -> None:
         self.location = location
         self.files = files
-        self.kept = kept
+        self._kept = kept
         self._sizes = {file.name: file.size_bytes for file in files}
+        self._open_files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+        self._nowait = _NOWAIT
+        self._closed = False
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -65,27 +96,92 @@ class LocalSource:
 
     async def read_into(self, name: str, start: int, into: memoryview) -> None:
         """Fill `into` with the file's bytes, as `ByteSource.read_into`."""
-        await asyncio.to_thread(self.read, name, start, into)
+        await self.read_many_into((Wanted(name, start, into),))
 
-    def read(self, name: str, start: int, into: memoryview) -> None:
-        """Fill `into` with the file's bytes, as `ByteSource.read_into`. Blocks."""
-        kept = self.kept[name]
-        path = kept.path
-        try:
-            with path.open("rb", buffering=0) as file:
-                size_bytes = os.fstat(file.fileno()).st_size
-                if size_bytes != self._sizes[name]:
-                    raise CorruptData(f"{path} had {self._sizes[name]} bytes and now has {size_bytes}", path=str(path))
-                read_whole(file.fileno(), start, into, path)
-                if not kept.holds(FileVersion.of(os.fstat(file.fileno())), start, len(into)):
-                    kept.read(file.fileno(), start, into)
-        except PermissionError as error:
-            raise cannot_open(path, error) from error
-        except OSError as error:
-            raise SourceUnavailable(f"{path} cannot be read: {error}", path=str(path)) from error
+    async def read_many_into(self, wanted: Sequence[Wanted]) -> None:
+        """Read several ranges, as `BatchedSource.read_many_into`."""
+        is_short = sum(len(one.into) for one in wanted) <= MAX_INLINE_BYTES
+        if not is_short or not self.read(wanted, may_wait=False):
+            await asyncio.to_thread(self.read, wanted)
+
+    def read(self, wanted: Sequence[Wanted], *, may_wait: bool = True) -> bool:
+        """Read several ranges and return True.
+
+        Unless it may wait, return False instead of opening a file, waiting for the disk, or comparing what changed.
+
+        Raises:
+            CorruptData: a file is not what it was; the fault of who changed it.
+            SourceUnavailable: it cannot be read now; retry.
+            Rejected: this user may not read it any more.
+        """
+        return all(
+            self._read_file(name, list(ranges), may_wait) for name, ranges in groupby(wanted, attrgetter("name"))
+        )
 
     async def aclose(self) -> None:
-        """Do nothing: no file is kept open."""
+        self._closed = True
+        with self._lock:
+            self._open_files.clear()
+
+    def _read_file(self, name: str, ranges: Sequence[Wanted], may_wait: bool) -> bool:
+        """Read ranges of one file, as `read`."""
+        if not may_wait and self._nowait is None:
+            return False
+        kept = self._kept[name]
+        try:
+            file = self._opened(name, may_open=may_wait)
+            if file is None:
+                return False
+            for _, start, into in ranges:
+                if may_wait:
+                    read_whole(file.fd, start, into, kept.path)
+                elif os.preadv(file.fd, [into], start, self._nowait or 0) != len(into):
+                    return False
+            found = FileVersion.of(os.fstat(file.fd))
+            for _, start, into in ranges:
+                if not kept.holds(found, start, len(into)):
+                    if not may_wait:
+                        return False
+                    file = self._present(name, file)
+                    kept.read(file.fd, start, into)
+            return True
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            if not may_wait:
+                self._nowait = None  # the file system does not support the flag
+                return False
+            if isinstance(error, PermissionError):
+                raise cannot_open(kept.path, error) from error
+            raise SourceUnavailable(f"{kept.path} cannot be read: {error}", path=str(kept.path)) from error
+
+    def _present(self, name: str, file: _OpenFile) -> _OpenFile:
+        """Return the file that the path leads to now, if there is one: another one may have been put in its place."""
+        found, held = self._kept[name].path.stat(), os.fstat(file.fd)
+        if (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino):
+            return file
+        with self._lock:
+            self._open_files.pop(name, None)
+        present = self._opened(name, may_open=True)
+        assert present is not None
+        return present
+
+    def _opened(self, name: str, *, may_open: bool) -> _OpenFile | None:
+        """Return an open file, or None if it is not open and may not be opened."""
+        with self._lock:
+            file = self._open_files.get(name)
+            if file is not None:
+                self._open_files.move_to_end(name)
+                return file
+        if not may_open:
+            return None
+        file = _OpenFile(self._kept[name].path, self._sizes[name])
+        with self._lock:
+            if not self._closed:
+                self._open_files[name] = file
+                if len(self._open_files) > MAX_OPEN_FILES:
+                    self._open_files.popitem(last=False)
+        return file
 
 
 def _source_file(name: str, path: Path, version: FileVersion, listed: ListedFile | None) -> SourceFile:

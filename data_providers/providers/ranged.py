@@ -54,18 +54,35 @@ class ByteRange:
     pieces: tuple[Piece, ...]
 
 
-class RangedDataProvider:
-    """A `DataProvider` over the token files of a source. Make one with `open`."""
+class TokenFilesProvider:
+    """What every `DataProvider` over the token files of a source has. It closes the source.
+
+    Attributes:
+        encodings: how the tokens were made, as far as a manifest says it, by the files' names.
+    """
 
     def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        if not files:
+            raise CorruptData(f"{source.location} holds no token files ({TOKEN_FILES})", location=source.location)
         self.order = DataOrder(files, spec, contents=contents_of(source.files))
         self.encodings = {file.name: file.encoding for file in source.files if file.encoding is not None}
         self.sequence_count = self.order.sequence_count
         self.fingerprint = self.order.fingerprint
         self.description = describe_tokens("token files", self.order)
         self._source = source
-        self._ahead = ReadAhead(self._fill, spec)
         self._closed = False
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._source.aclose()
+
+
+class RangedDataProvider(TokenFilesProvider):
+    """A `DataProvider` over the token files of a source. Make one with `open`."""
+
+    def __init__(self, source: ByteSource, files: Sequence[TokenFile], spec: DatasetSpec) -> None:
+        super().__init__(source, files, spec)
+        self._ahead = ReadAhead(self._fill, spec)
 
     @classmethod
     async def open(cls, source: ByteSource, spec: DatasetSpec) -> Self:
@@ -77,10 +94,7 @@ class RangedDataProvider:
             Rejected: the source refuses.
         """
         async with closed_on_failure(source):
-            files = await discover(source, spec)
-            if not files:
-                raise CorruptData(f"{source.location} holds no token files ({TOKEN_FILES})", location=source.location)
-            return cls(source, files, spec)
+            return cls(source, await discover(source, spec), spec)
 
     async def get_samples(self, data_ids: DataIds) -> TokenBatch:
         """Return the samples of these data indices, as `DataProvider.get_samples`."""
@@ -102,7 +116,7 @@ class RangedDataProvider:
     async def aclose(self) -> None:
         self._closed = True
         await self._ahead.aclose()
-        await self._source.aclose()
+        await super().aclose()
 
 
 async def read_ranges(
@@ -128,8 +142,8 @@ async def read_ranges(
             view[target : target + length] = found[begin : begin + length]
 
 
-def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
-    """Return the byte ranges that hold the extents, by file and offset; ranges with small gaps are joined.
+def parts_of(extents: Iterable[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[AnswerPart]:
+    """Return the parts of an answer.
 
     Args:
         extents: the places of a request, in the order of the answer.
@@ -137,11 +151,16 @@ def plan_ranges(extents: Sequence[Extent], files: Sequence[TokenFile], spec: Dat
     """
     parts: list[AnswerPart] = []
     target = 0
-    for extent in extents:
-        length = extent.length * spec.sequence_bytes
-        parts.append(AnswerPart(extent.file, files[extent.file].offset_bytes(extent.sequence, spec), target, length))
+    for file, sequence, count in extents:
+        length = count * spec.sequence_bytes
+        parts.append(AnswerPart(file, files[file].offset_bytes(sequence, spec), target, length))
         target += length
-    return ranges_of(parts)
+    return parts
+
+
+def plan_ranges(extents: Iterable[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[ByteRange]:
+    """Return the ranges of bytes that hold the extents, as `ranges_of`. Arguments as `parts_of`."""
+    return ranges_of(parts_of(extents, files, spec))
 
 
 def ranges_of(parts: Iterable[AnswerPart]) -> list[ByteRange]:

@@ -108,11 +108,11 @@ async def test_errors_of_a_file_name_the_cause(tmp_path: Path, monkeypatch: pyte
     provider = await open_lines(path)
     with pytest.raises(TooManyBytes, match="more than 40 bytes"):
         await provider.get_samples(DataIds(0, 3), 40)
-    path.write_text("{}\n")
-    with pytest.raises(CorruptData, match="and now has 3"):
-        await records(provider, 0, 0)
     path.unlink()
     with pytest.raises(SourceUnavailable, match="cannot be read"):
+        await records(provider, 0, 0)
+    path.write_text("{}\n")
+    with pytest.raises(CorruptData, match="and now has 3"):
         await records(provider, 0, 0)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import epochal.data_providers.providers.local
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
+from epochal.data_providers.providers import local_source
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.state.intervals import DataIds
 from tests.support.data.data_files import SEQUENCE_COUNT, SPEC, write_dataset
@@ -25,14 +25,12 @@ def open_descriptors(folder: Path) -> int:
     return found
 
 
-@pytest.mark.parametrize(
-    "nowait", [epochal.data_providers.providers.local._NOWAIT, None, 0x40000000], ids=["at once", "thread", "unknown"]
-)
+@pytest.mark.parametrize("nowait", [local_source._NOWAIT, None, 0x40000000], ids=["at once", "thread", "unknown"])
 async def test_local_reads_the_same_at_once_and_in_a_thread(
     nowait: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = await LocalDataProvider.open(write_dataset(tmp_path), SPEC).get_samples(DataIds(0, 300))
-    monkeypatch.setattr(epochal.data_providers.providers.local, "_NOWAIT", nowait)
+    monkeypatch.setattr(local_source, "_NOWAIT", nowait)
     provider = LocalDataProvider.open(tmp_path, SPEC)
     for _ in range(2):
         assert np.array_equal((await provider.get_samples(DataIds(0, 300))).input_ids, expected.input_ids)
@@ -85,7 +83,7 @@ def test_local_place_without_samples_is_rejected_or_corrupt(tmp_path: Path) -> N
 
 
 async def test_local_keeps_few_files_open_and_closes_them_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochal.data_providers.providers.local, "MAX_OPEN_FILES", 4)
+    monkeypatch.setattr(local_source, "MAX_OPEN_FILES", 4)
     for number in range(30):
         np.full(32, number, "<u2").tofile(tmp_path / f"{number:02}.bin")
     before = open_descriptors(tmp_path)

@@ -212,14 +212,15 @@ async def test_empty_folder_and_missing_path_are_said(tmp_path: Path) -> None:
         await open_rows(tmp_path / "absent.parquet")
 
 
-async def test_file_that_changed_is_corrupt_and_one_that_vanished_unavailable(tmp_path: Path) -> None:
+async def test_file_that_is_cut_is_corrupt_and_one_that_vanished_unavailable(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", inputs=ROWS)
     provider = await open_rows(path)
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(CorruptData, match="changed"):
-        await provider.get_samples(DataIds(0, 0))
-    path.unlink()
+    path.rename(tmp_path / "away")
     with pytest.raises(SourceUnavailable):
+        await provider.get_samples(DataIds(0, 0))
+    (tmp_path / "away").rename(path)
+    path.write_bytes(path.read_bytes()[:5])
+    with pytest.raises(CorruptData, match="ends at byte 5"):
         await provider.get_samples(DataIds(0, 0))
 
 
