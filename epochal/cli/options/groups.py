@@ -1,6 +1,6 @@
-"""Options that belong together: a command takes them as one dataclass, each field of which is an option.
+"""Options that belong together: a command takes them as one dataclass, whose annotated fields are options.
 
-The rule kept here: what several commands take is described once.
+The rule kept here: what several commands take, or a command and a function of Python, is described once.
 """
 
 import inspect
@@ -22,7 +22,7 @@ def flattened(command: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(**given: Any) -> Any:
         made = {
-            name: group(**{field.name: given.pop(field.name) for field in fields(group)})
+            name: group(**{one.name: given.pop(one.name) for one in _parameters_of(group)})
             for name, group in groups.items()
         }
         return command(**given, **made)
@@ -44,4 +44,5 @@ def _parameters_of(group: Any) -> list[inspect.Parameter]:
             annotation=hints[field.name],
         )
         for field in fields(group)
+        if hasattr(hints[field.name], "__metadata__")
     ]

@@ -3,9 +3,10 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -22,7 +23,6 @@ from epochal.tools.prepare.prepare_options import PrepareOptions
 from epochal.tools.prepare.publishing import TRAIN, VALIDATION, Preparation
 from epochal.tools.prepare.work_folder import discard_unfinished
 
-DEFAULTS = PrepareOptions()
 FEW_SAMPLES = 32
 """Of fewer samples that are held out, the loss is called rough."""
 FAR_SHARE = 2
@@ -30,126 +30,42 @@ FAR_SHARE = 2
 NAMED_SHOWN = 10
 
 
-SourcesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="SOURCE…",
-        help="Files and folders of text, JSON lines and parquet, by path, URL, bucket (s3://bucket/folder) or name "
-        "(hf://datasets/NAME); files also as .gz and .zst.",
-    ),
-]
-TokenizerOption = Annotated[
-    str,
-    typer.Option(
-        metavar="FILE|NAME|bytes",
-        help="`bytes` (for the embedded model), a tokenizer.json or its folder, or a name on the Hugging Face Hub.",
-    ),
-]
-OutOption = Annotated[
-    Path,
-    typer.Option(metavar="DIR", parser=local_path, help="Folder to write: new, empty, or of the same preparation."),
-]
-EndTokenOption = Annotated[
-    str | None,
-    typer.Option(metavar="TOKEN|ID", help="Token that ends each document. Default: as the tokenizer says."),
-]
-CutOption = Annotated[Literal["file", "lines", "blank-lines"], typer.Option(help="What a document is in a text file.")]
-TextFieldOption = Annotated[
-    str, typer.Option(help="Field of a JSON record, or column of a parquet file, that holds the text.")
-]
-TextSuffixOption = Annotated[
-    list[str] | None, typer.Option(metavar=".SUFFIX", help="Read such files as text too; repeat for several.")
-]
-ValidationOption = Annotated[
-    str, typer.Option(metavar="SHARE", help="Hold out this share of the documents, such as 0.5%.")
-]
-ChatOption = Annotated[
-    bool,
-    typer.Option(
-        "--chat",
-        help="The sources are JSON lines of conversations (`messages`, or `prompt` and `completion`), made into rows of"
-        " --seq-len tokens with labels for what is learnt.",
-    ),
-]
-TemplateOption = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME|FILE",
-        help="Chat template: plain, chatml, none, or a Jinja file. Default: the tokenizer's own; plain for bytes.",
-    ),
-]
-LearnOption = Annotated[
-    Literal["assistant", "last"], typer.Option(help="What is learnt: all of the assistant's messages, or the last one.")
-]
-OversizedOption = Annotated[
-    Literal["error", "truncate", "split", "drop"],
-    typer.Option(help="What to do with a conversation that is longer than a row."),
-]
-SkipBadOption = Annotated[
-    bool,
-    typer.Option(
-        "--skip-bad",
-        help="Skip documents and archives that cannot be read, and name them in the manifest, instead of ending.",
-    ),
-]
-RestartOption = Annotated[
-    bool,
-    typer.Option(
-        "--restart", help="Discard an unfinished preparation in the folder and start over; a complete one stays."
-    ),
-]
-
-
 def prepare(
-    sources: SourcesArgument,
-    tokenizer: TokenizerOption,
-    out: OutOption,
-    end_token: EndTokenOption = None,
-    documents: CutOption = DEFAULTS.documents,
-    text_field: TextFieldOption = DEFAULTS.text_field,
-    text_suffix: TextSuffixOption = None,
-    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sample of the run.")] = DEFAULTS.seq_len,
-    shard_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a shard.")] = DEFAULTS.shard_tokens,
-    validation: ValidationOption = DEFAULTS.validation,
-    dedup: Annotated[bool, typer.Option("--dedup", help="Drop documents that repeat an earlier one exactly.")] = False,
-    skip_bad: SkipBadOption = False,
-    chat: ChatOption = False,
-    template: TemplateOption = None,
-    learn: LearnOption = DEFAULTS.learn,
-    oversized: OversizedOption = DEFAULTS.oversized,
-    workers: Annotated[
-        int | None, typer.Option(help="Number of processes that encode. Default: one for each core.")
-    ] = None,
-    data_address: Annotated[
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE…",
+            help="Files and folders of text, JSON lines and parquet, by path, URL, bucket (s3://bucket/folder) or name "
+            "(hf://datasets/NAME); files also as .gz and .zst.",
+        ),
+    ],
+    tokenizer: Annotated[
         str,
         typer.Option(
-            metavar="HOST:PORT",
-            help="Where the run's clients will reach its data server; tls://HOST:PORT if it has a certificate.",
+            metavar="FILE|NAME|bytes",
+            help="`bytes` (for the embedded model), a tokenizer.json or its folder, or a name on the Hugging Face Hub.",
         ),
-    ] = DEFAULTS.data_address,
-    restart: RestartOption = False,
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(metavar="DIR", parser=local_path, help="Folder to write: new, empty, or of the same preparation."),
+    ],
+    options: PrepareOptions,
+    text_suffix: Annotated[
+        list[str] | None, typer.Option(metavar=".SUFFIX", help="Read such files as text too; repeat for several.")
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Discard an unfinished preparation in the folder and start over; a complete one stays."
+        ),
+    ] = False,
 ) -> None:
     """Turn text into shards of tokens, and write the files of a run that trains on them.
 
     The same command continues where an interrupted one stopped. The result is the same bytes whatever --workers is.
     """
-    options = PrepareOptions(
-        end_token=end_token,
-        documents=documents,
-        text_field=text_field,
-        text_suffixes=tuple(text_suffix or ()),
-        seq_len=seq_len,
-        shard_tokens=shard_tokens,
-        validation=validation,
-        dedup=dedup,
-        skip_bad=skip_bad,
-        chat=chat,
-        template=template,
-        learn=learn,
-        oversized=oversized,
-        workers=workers,
-        data_address=data_address,
-    )
+    options = replace(options, text_suffixes=tuple(text_suffix or ()))
     if restart:
         discard_unfinished(out)
     try:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+
+import typer
 
 from epochal.batching.chat.conversations import Learn
 from epochal.state.errors import InvalidInput
@@ -12,9 +14,6 @@ Cut: TypeAlias = Literal["file", "lines", "blank-lines"]
 """The extent of a document in a text file: all of it, each line, or the text between blank lines."""
 Oversized: TypeAlias = Literal["error", "truncate", "split", "drop"]
 
-LEARNS: tuple[Learn, ...] = ("assistant", "last")
-ON_OVERSIZED: tuple[Oversized, ...] = ("error", "truncate", "split", "drop")
-CUTS: tuple[Cut, ...] = ("file", "lines", "blank-lines")
 MAX_SHARD_TOKENS = 4_000_000_000
 MAX_SEQ_LEN = 2**20
 MAX_WORKERS = 1024
@@ -54,21 +53,59 @@ class PrepareOptions:
         InvalidInput: an option is out of its bounds; the user's fault.
     """
 
-    end_token: str | None = None
-    documents: Cut = "file"
-    text_field: str = "text"
+    end_token: Annotated[
+        str | None,
+        typer.Option(metavar="TOKEN|ID", help="Token that ends each document. Default: as the tokenizer says."),
+    ] = None
+    documents: Annotated[Cut, typer.Option(help="What a document is in a text file.")] = "file"
+    text_field: Annotated[
+        str, typer.Option(help="Field of a JSON record, or column of a parquet file, that holds the text.")
+    ] = "text"
     text_suffixes: tuple[str, ...] = ()
-    seq_len: int = 2048
-    shard_tokens: int = 100_000_000
-    validation: str = "0"
-    dedup: bool = False
-    skip_bad: bool = False
-    chat: bool = False
-    template: str | None = None
-    learn: Learn = "assistant"
-    oversized: Oversized = "error"
-    workers: int | None = None
-    data_address: str = DATA_ADDRESS
+    seq_len: Annotated[int, typer.Option(help="Number of tokens of a sample of the run.")] = 2048
+    shard_tokens: Annotated[int, typer.Option(help="Maximum number of tokens of a shard.")] = 100_000_000
+    validation: Annotated[
+        str, typer.Option(metavar="SHARE", help="Hold out this share of the documents, such as 0.5%.")
+    ] = "0"
+    dedup: Annotated[bool, typer.Option("--dedup", help="Drop documents that repeat an earlier one exactly.")] = False
+    skip_bad: Annotated[
+        bool,
+        typer.Option(
+            "--skip-bad",
+            help="Skip documents and archives that cannot be read, and name them in the manifest, instead of ending.",
+        ),
+    ] = False
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="The sources are JSON lines of conversations (`messages`, or `prompt` and `completion`), made into "
+            "rows of --seq-len tokens with labels for what is learnt.",
+        ),
+    ] = False
+    template: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="Chat template: plain, chatml, none, or a Jinja file. Default: the tokenizer's own; plain for bytes.",
+        ),
+    ] = None
+    learn: Annotated[Learn, typer.Option(help="What is learnt: all of the assistant's messages, or the last one.")] = (
+        "assistant"
+    )
+    oversized: Annotated[Oversized, typer.Option(help="What to do with a conversation that is longer than a row.")] = (
+        "error"
+    )
+    workers: Annotated[
+        int | None, typer.Option(help="Number of processes that encode. Default: one for each core.")
+    ] = None
+    data_address: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the run's clients will reach its data server; tls://HOST:PORT if it has a certificate.",
+        ),
+    ] = DATA_ADDRESS
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -79,13 +116,9 @@ class PrepareOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise InvalidInput(f"{spelled(name)} {value}; allowed: {least} to {most}")
-        for name, allowed in (
-            ("documents", CUTS),
-            ("learn", LEARNS),
-            ("oversized", ON_OVERSIZED),
-        ):
-            if getattr(self, name) not in allowed:
-                raise InvalidInput(f"{spelled(name)} {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+        for name, allowed in (("documents", Cut), ("learn", Learn), ("oversized", Oversized)):
+            if getattr(self, name) not in get_args(allowed):
+                raise InvalidInput(f"{spelled(name)} {getattr(self, name)!r}; allowed: {', '.join(get_args(allowed))}")
         for name, default in (("template", None), ("learn", "assistant"), ("oversized", "error")):
             if not self.chat and getattr(self, name) != default:
                 raise InvalidInput(f"{spelled(name)} {getattr(self, name)}; allowed: with --chat")
