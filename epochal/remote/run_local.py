@@ -2,14 +2,11 @@
 
 import asyncio
 import atexit
-import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 from epochal.coordinator.store.files.folder import TESTNET_FOLDER
 from epochal.coordinator_client.follow import DocumentFeed
@@ -23,7 +20,7 @@ from epochal.state.messages.requests import RunStatus
 from epochal.state.phase_names import RunState
 from epochal.tools.state_files import read_state
 from epochal.tools.testnet.child_processes import Children
-from epochal.tools.testnet.local_run import HOST, LocalRun, LocalRunOptions
+from epochal.tools.testnet.local_run import HOST, LocalRun, LocalRunOptions, take_folder
 
 MAX_CLIENTS = 64
 WAIT_S = 600.0
@@ -89,7 +86,7 @@ class LocalTraining:
         self._options = options
         self._loop = loop
         self._stack = AsyncExitStack()
-        self._children = Children(options.run_dir / "logs", start_process=_start_bound)
+        self._children = Children(options.run_dir / "logs")
         self._client_count = 0
         self._connections: list[RunConnection] = []
         atexit.register(self.stop)
@@ -147,7 +144,7 @@ class LocalTraining:
             raise EpochalError(f"the run in {self.run_dir} was stopped; start another one with run_local")
 
     async def _start(self, state: str | Path | StateFile | None) -> None:
-        await asyncio.to_thread(self._take_folder)
+        await asyncio.to_thread(take_folder, self.run_dir, f"run_dir={str(self.run_dir)!r}")
         if state is None:
             demo = LocalRun(self._options, lambda *_: None)
             await asyncio.to_thread(demo.prepare)
@@ -172,15 +169,6 @@ class LocalTraining:
         path.write_text(dump_state(state), encoding="utf-8")
         return path
 
-    def _take_folder(self) -> None:
-        """Make the run's folder. Raise `InvalidInput` unless it can be used."""
-        try:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            if any(self.run_dir.iterdir()):
-                raise InvalidInput(f"run_dir={str(self.run_dir)!r} is not empty; allowed: a new or empty folder")
-        except OSError as error:
-            raise InvalidInput(f"run_dir={str(self.run_dir)!r} cannot be used: {error.strerror or error}") from error
-
     async def _start_client(self) -> None:
         self._client_count += 1
         name = f"client-{self._client_count}"
@@ -199,27 +187,8 @@ class LocalTraining:
                         raise EpochalError(f"the run in {self.run_dir} did not finish within {timeout_s:.0f} s")
                     document = await feed.poll(min(_POLL_S, left_s))
                     state = state if document is None else document.run_state
-                    self._check_children()
+                    self._children.check()
                 return await client.status()
         except CoordinatorUnreachable:
-            self._check_children()
+            self._children.check()
             raise
-
-    def _check_children(self) -> None:
-        for child in self._children.started:
-            if not child.running and child.process.returncode:
-                raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")
-
-
-async def _start_bound(
-    arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
-) -> asyncio.subprocess.Process:
-    """Return `epochal ARGUMENTS…` as a process that ends with this one; Ctrl-C here does not reach it."""
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "epochal.remote.bound_process", str(os.getpid()), *arguments),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=errors,
-        env=environment,
-        start_new_session=True,
-    )

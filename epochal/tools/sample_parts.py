@@ -19,9 +19,9 @@ from epochal.data_providers.sources.manifest import MANIFEST_NAME
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.file_urls import named_path
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import ExtraMissing, InvalidInput
+from epochal.state.errors import InvalidInput
 from epochal.tools.prepare.publishing import PREPARATION, TOKENIZER_FOLDER, TRAIN
-from epochal.tools.prepare.text_tokenizer import BYTES, BYTES_VOCABULARY, TOKENIZER_FILE
+from epochal.tools.prepare.text_tokenizer import BYTES, BYTES_VOCABULARY, TOKENIZER_FILE, loaded
 
 MAX_PARTS = 32
 MAX_PART_CHARACTERS = 400
@@ -116,14 +116,7 @@ def decoder_of(tokenizer: str) -> Decode:
     if not path.is_file():
         allowed = f"allowed: a tokenizer.json, or {BYTES}"
         raise InvalidInput(f"--tokenizer {tokenizer}: there is no such file; {allowed}", path=tokenizer)
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ExtraMissing("--tokenizer needs the tokenizers package: pip install 'epochal[prepare]'") from error
-    try:
-        opened = tokenizers.Tokenizer.from_file(tokenizer)
-    except Exception as error:  # the package raises plain Exception
-        raise InvalidInput(f"--tokenizer {tokenizer}: {error}; a tokenizer.json is allowed", path=tokenizer) from error
+    opened = loaded(tokenizer, path.read_bytes())
     return lambda tokens: _printable(opened.decode(list(tokens), skip_special_tokens=False))
 
 

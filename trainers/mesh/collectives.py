@@ -7,7 +7,6 @@ gone or does not come within the timeout.
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 
 import numpy as np
@@ -15,28 +14,13 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from epochal.batching.mesh.layout import MeshLayout
 from epochal.batching.mesh.torch_mesh import RowBroadcast
 from epochal.state.model.tensors import Float32Array
+from epochal.trainers.mesh.mesh_messages import Start
 
 FIRST = 0
 """The process that takes the optimizer's steps."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The rendezvous of a mesh's processes.
-
-    Attributes:
-        store: a file through which they do.
-        process_count: number of all.
-        timeout_s: time limit for waiting for the others, now and in every operation.
-    """
-
-    store: str
-    process_count: int
-    timeout_s: float
 
 
 class MeshCollectives:
@@ -45,28 +29,26 @@ class MeshCollectives:
     Operations here are on the host, over gloo.
 
     Args:
-        layout: the mesh.
-        process: number of this process.
+        start: names the mesh, this process, and where the processes meet.
         has_gpus: whether torch's operations on CUDA devices, over NCCL, are connected too.
-        meeting: where the processes meet.
     """
 
-    def __init__(self, layout: MeshLayout, process: int, has_gpus: bool, meeting: Meeting) -> None:
+    def __init__(self, start: Start, *, has_gpus: bool) -> None:
         loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
         for setting in _INTERFACES:
             os.environ.setdefault(setting, loopback)
-        timeout = timedelta(seconds=meeting.timeout_s)
+        timeout = timedelta(seconds=start.timeout_s)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if has_gpus else "gloo",
-            store=dist.FileStore(meeting.store, meeting.process_count),
-            rank=process,
-            world_size=meeting.process_count,
+            store=dist.FileStore(start.store, start.options.process_count),
+            rank=start.process,
+            world_size=start.options.process_count,
             timeout=timeout,
         )
-        self.layout = layout
-        self.process = process
-        self.is_first = process == FIRST
-        self._rows = RowBroadcast(layout, process, timeout)
+        self.layout = start.options.layout
+        self.process = start.process
+        self.is_first = start.process == FIRST
+        self._rows = RowBroadcast(self.layout, self.process, timeout)
 
     def any_of(self, value: bool) -> bool:
         """Return whether the value is true in any process."""

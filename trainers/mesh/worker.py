@@ -31,7 +31,7 @@ from epochal.state.intervals import BatchId
 from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.wire import canonical_json, parse_document
 from epochal.trainers.architectures import TORCH, open_model
-from epochal.trainers.mesh.collectives import FIRST, Meeting, MeshCollectives
+from epochal.trainers.mesh.collectives import FIRST, MeshCollectives
 from epochal.trainers.mesh.data_parallel import SummedLearner
 from epochal.trainers.mesh.mesh_messages import (
     ENDED_WITH_AGENT,
@@ -106,8 +106,7 @@ class MeshWorker:
         self._use_device()  # of this thread, in which all operations of torch follow
         start, llm = self._start, self._state.model.LLM
         optimizer = llm.optimizer if isinstance(llm.optimizer, InnerOptimizer) else None
-        meeting = Meeting(start.store, start.options.process_count, start.timeout_s)
-        collectives = MeshCollectives(self._layout, start.process, self._device_type == "cuda", meeting)
+        collectives = MeshCollectives(start, has_gpus=self._device_type == "cuda")
         learner: MeshLearner = (
             SummedLearner(collectives, self._model, optimizer)
             if start.options.trainer != TORCH
@@ -118,10 +117,10 @@ class MeshWorker:
         self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker, packs=self._packs)
 
     def _sharded_learner(self, optimizer: InnerOptimizer | None) -> MeshLearner:
-        from epochal.trainers.torch.sharded_learner import ShardableModel
+        from epochal.trainers.torch.causal_models import HfModel
         from epochal.trainers.torch.sharding import device_mesh
 
-        assert isinstance(self._model, ShardableModel), "the agent checks the architecture"
+        assert isinstance(self._model, HfModel), "the agent checks the architecture"
         mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)
         return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 

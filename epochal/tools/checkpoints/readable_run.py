@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from epochal.coordinator.insight.journal_history import read_history
-from epochal.coordinator.machine.records import replay
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.proof.backup import last_of
 from epochal.coordinator.store.store import StoreReader
 from epochal.coordinator_client.follow import DocumentFeed
 from epochal.coordinator_client.http import CoordinatorClient
@@ -19,7 +19,7 @@ from epochal.state.checkpoint_parts import CheckpointPart
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
-from epochal.state.errors import InvalidDocument, Refused, StoreFailed
+from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationReport
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
@@ -65,17 +65,13 @@ class WatchedRun(Protocol):
         """Yield a checkpoint's bytes. Raise `Refused` (`not-found`) if it is held no longer."""
         ...
 
-
-class EvaluatedRun(WatchedRun, Protocol):
-    """A run whose checkpoints are evaluated."""
-
     async def evaluations(self) -> tuple[Evaluation, ...]:
         """Return the evaluations in the run's history, in the order in which they were recorded."""
         ...
 
 
 class StoredRun:
-    """An `EvaluatedRun` in a store."""
+    """A `WatchedRun` in a store."""
 
     def __init__(self, store: StoreReader) -> None:
         self._store = store
@@ -125,17 +121,12 @@ class StoredRun:
             return (await read_history(self._store.journal)).history.evaluations
 
     async def _run(self) -> Run:
-        last = None
         async with self._store.place.copying():
-            async for segment in self._store.journal.history():
-                last = segment
-        if last is None:
-            raise StoreFailed(f"{self._store.name} holds no journal")
-        return replay(last).run
+            return (await last_of(self._store)).run
 
 
 class ServedRun:
-    """An `EvaluatedRun` at a coordinator's address.
+    """A `WatchedRun` at a coordinator's address.
 
     Args:
         client: the coordinator.

@@ -60,17 +60,12 @@ class RunAddress:
         check_admin_token(token)
         async with await CoordinatorClient.connect(self.place, policy, trusted(self.tls_ca), self.reach) as client:
             run = ServedRun(client, token)
-            await _check_token(run)
+            if not await run.has_admin_token():  # before anything is computed
+                raise InvalidInput(
+                    f"--admin-token or {ADMIN_TOKEN_VARIABLE} is not the admin token of this run's coordinator, which "
+                    "it printed at its first start; `epochal coordinator … --new-admin-token` makes another"
+                )
             yield run
-
-
-async def _check_token(run: ServedRun) -> None:
-    """Raise `InvalidInput` unless the run's coordinator takes the admin token: before anything is computed."""
-    if not await run.has_admin_token():
-        raise InvalidInput(
-            f"--admin-token or {ADMIN_TOKEN_VARIABLE} is not the admin token of this run's coordinator, which it "
-            "printed at its first start; `epochal coordinator … --new-admin-token` makes another"
-        )
 
 
 def following_policy(reconnect_s: float, *, follows: bool) -> RetryPolicy:

@@ -28,7 +28,7 @@ from epochal.state.text.amounts import counted
 from epochal.state.wire import Sha256
 from epochal.tools.checkpoints.checkpoint_stream import read_parameters
 from epochal.tools.checkpoints.each_checkpoint import Say, follow_checkpoints, take_checkpoint
-from epochal.tools.checkpoints.readable_run import EvaluatedRun, RunView
+from epochal.tools.checkpoints.readable_run import RunView, WatchedRun
 from epochal.tools.evaluate.benchmarks import (
     BenchmarkComputation,
     BenchmarkOptions,
@@ -134,7 +134,7 @@ class Evaluator:
     """Evaluates checkpoints of one run. Use it as a context."""
 
     def __init__(
-        self, run: EvaluatedRun, evaluation: EvaluationOptions | BenchmarkOptions, options: EvaluatorOptions
+        self, run: WatchedRun, evaluation: EvaluationOptions | BenchmarkOptions, options: EvaluatorOptions
     ) -> None:
         self._run = run
         self._evaluation = evaluation
@@ -232,7 +232,7 @@ class Evaluator:
 
 @dataclass(frozen=True, slots=True)
 class _Losses:
-    run: EvaluatedRun
+    run: WatchedRun
     losses: LossComputation
     name: str
 
@@ -263,7 +263,7 @@ class _Losses:
 
 @contextlib.asynccontextmanager
 async def _benchmarks(
-    run: EvaluatedRun, view: RunView, options: BenchmarkOptions, say: Say
+    run: WatchedRun, view: RunView, options: BenchmarkOptions, say: Say
 ) -> AsyncIterator["_Benchmarks"]:
     async with contextlib.aclosing(WorkerThread("epochal-evaluate")) as worker:
         tasks = await asyncio.to_thread(load_tasks, options)
@@ -275,7 +275,7 @@ async def _benchmarks(
 
 @dataclass(frozen=True, slots=True)
 class _Benchmarks:
-    run: EvaluatedRun
+    run: WatchedRun
     computation: BenchmarkComputation
     tasks: LoadedTasks
     worker: WorkerThread

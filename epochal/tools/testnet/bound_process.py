@@ -1,7 +1,7 @@
-"""`python -m epochal.remote.bound_process PARENT ARGUMENTS…`: the `epochal` command, which ends when its parent does.
+"""`python -m epochal.tools.testnet.bound_process PARENT WORDS…`: the `epochal` command, ended when its parent ends.
 
-A notebook's kernel may be killed without notice. On Linux the system then sends its processes SIGTERM (prctl(2),
-`PR_SET_PDEATHSIG`); elsewhere they would continue.
+A demo, or a notebook's kernel, may be killed without notice. On Linux the system then sends its processes SIGTERM
+(prctl(2), `PR_SET_PDEATHSIG`); elsewhere they would continue.
 """
 
 import ctypes

@@ -25,13 +25,14 @@ StartProcess: TypeAlias = Callable[[Sequence[str], Mapping[str, str], IO[bytes]]
 async def start_epochal(
     arguments: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]
 ) -> asyncio.subprocess.Process:
-    """Return `epochal ARGUMENTS…` as a process of this interpreter; see `Children.start_process`."""
+    """Return `epochal ARGUMENTS…` as a process that ends with this one; Ctrl-C here does not reach it."""
     return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "epochal", *arguments),
+        *(sys.executable, "-m", "epochal.tools.testnet.bound_process", str(os.getpid()), *arguments),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=errors,
         env=environment,
+        start_new_session=True,
     )
 
 
@@ -99,6 +100,12 @@ class Children:
     async def __aexit__(self, *_: object) -> None:
         for child in reversed(self.started):
             await child.stop()
+
+    def check(self, killed: Child | None = None) -> None:
+        """Raise `EpochalError` if a child has failed, other than one that was killed on purpose."""
+        for child in self.started:
+            if child is not killed and child.process.returncode:
+                raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")
 
     async def start(
         self,

@@ -136,6 +136,7 @@ class LocalRun:
             InvalidInput: the run directory cannot be used.
             EpochalError: something did not start or ended early, or the run did not finish in time.
         """
+        await asyncio.to_thread(take_folder, self._options.run_dir, f"--run-dir {self._options.run_dir}")
         data = await asyncio.to_thread(self.prepare)
         async with Children(self._options.run_dir / "logs") as children:
             url = await self.start(children)
@@ -152,7 +153,7 @@ class LocalRun:
                 raise EpochalError(f"the run did not finish within {self._options.timeout_s:.0f} s") from None
             except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                 await children.started[0].wait(DEATH_NOTICE_S)  # if it ended, its own log says why
-                self.check_children(children)
+                children.check(self._killed)
                 raise EpochalError(f"the coordinator does not answer as it should: {error}") from error
             problems += await self._await_clients()
         audit = await audit_store(self._store, recompute=True)
@@ -192,14 +193,8 @@ class LocalRun:
         return []
 
     def prepare(self) -> DemoData:
-        """Write data and files into the run directory. Raise `InvalidInput` if it cannot be used."""
+        """Write data and files into the run directory."""
         options = self._options
-        try:
-            options.run_dir.mkdir(parents=True, exist_ok=True)
-            if any(options.run_dir.iterdir()):
-                raise InvalidInput(f"--run-dir {options.run_dir} is not empty; allowed: a new or empty folder")
-        except OSError as error:
-            raise InvalidInput(f"--run-dir {options.run_dir} cannot be used: {error.strerror or error}") from error
         data = write_demo_data(options.run_dir / "data", held_out=options.run_dir / "held-out")
         state = self._state_file()
         (options.run_dir / "state.toml").write_text(dump_state(state), encoding="utf-8")
@@ -274,7 +269,7 @@ class LocalRun:
             self._show(status, self._notes)
             if status.run_state is RunState.FINISHED:
                 return
-            self.check_children(children)
+            children.check(self._killed)
 
     async def _make_chaos(self, children: Children, document: RunDocument, url: str) -> None:
         if not self._options.chaos:
@@ -302,15 +297,19 @@ class LocalRun:
         self._show(await coordinator.status(), self._notes)
         return evaluation_problems([one.loss for one in self._evaluations if one.loss is not None])
 
-    def check_children(self, children: Children) -> None:
-        """Raise `EpochalError` if a process ended that should not have."""
-        for child in children.started:
-            if not child.running and child is not self._killed and child.process.returncode != 0:
-                raise EpochalError(f"{child.name} ended with code {child.process.returncode}:\n{child.log_tail()}")
-
     async def _await_clients(self) -> list[str]:
         codes = {child.name: await child.wait(FINISH_TIMEOUT_S) for child in self._clients if child is not self._killed}
         return [f"{name} ended with {code}, not with 0" for name, code in codes.items() if code != 0]
+
+
+def take_folder(folder: Path, shown: str) -> None:
+    """Make the folder of a run. Raise `InvalidInput`, with how it was given, if it cannot be used or is not empty."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise InvalidInput(f"{shown} is not empty; allowed: a new or empty folder")
+    except OSError as error:
+        raise InvalidInput(f"{shown} cannot be used: {error.strerror or error}") from error
 
 
 def ends_of_losses(losses: Sequence[float]) -> tuple[float | None, float | None]:

@@ -10,16 +10,16 @@ from epochal.cli.options.shared import trusted
 from epochal.coordinator.insight.member_rows import member_rows
 from epochal.coordinator.insight.run_history import read_history
 from epochal.coordinator.machine.parts.run_identity import config_json
-from epochal.coordinator.machine.records import replay
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.proof.audit import AuditReport, audit_store
+from epochal.coordinator.proof.backup import last_of
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator_client.operator import config_of
 from epochal.coordinator_client.round_feed import EndedRounds, RoundFeed
 from epochal.coordinator_client.viewer_client import ViewerClient
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.rewind_words import shown_rewind
-from epochal.state.errors import Refused, StoreFailed
+from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.history_rows import RoundDetail, RoundFigures
@@ -93,13 +93,7 @@ async def read_record(
 async def _stored(place: str, *, audits: bool) -> RunRecord:
     store = open_store_reader(place)
     async with store.place.copying():
-        history = (await read_history(store.journal)).history
-        last = None
-        async for segment in store.journal.history(await store.journal.newest_segment()):
-            last = segment
-    if last is None:
-        raise StoreFailed(f"{store.name} holds no journal")
-    run = replay(last).run
+        history, run = (await read_history(store.journal)).history, (await last_of(store)).run
     details = tuple(history.details)
     silent_s = dict.fromkeys(run.members.by_id, 0.0)
     rows, gone = member_rows(run, details, history.book, silent_s, history.book.gone(MAX_MEMBERS_GONE))

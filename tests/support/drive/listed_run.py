@@ -18,7 +18,7 @@ SPEC = ModelSpec(architecture=Architecture.HF_LLAMA, hf={"model_type": "llama", 
 
 
 class ListedRun:
-    """An `EvaluatedRun` that looks as each of these replicas' runs in turn; the last view is of a finished run."""
+    """A `WatchedRun` that looks as each of these replicas' runs in turn; the last view is of a finished run."""
 
     def __init__(self, *views: list[Replica], spec: ModelSpec = SPEC, state: StateFile | None = None) -> None:
         self._state = state or state_file()
