@@ -126,6 +126,7 @@ def test_page_that_is_made_with_the_site_has_its_body(site: Path, page: str, hea
         ("operations.html", "<code>EpochalRunHolds</code>"),
         ("concepts.html", "resume"),
         ("concepts.html", "train_same"),
+        ("volunteer-safety.html", "<code>MAX_MIX_BYTES</code>"),
     ],
 )
 def test_table_that_is_made_with_the_site_has_its_rows(site: Path, page: str, cell: str) -> None:

@@ -16,7 +16,7 @@ _LABEL = re.compile(r"^\*\*(?:Read|Written)\.\*\* ")
 def _statements() -> list[str]:
     """Return the page's paragraphs and items of lists, each with its mark if it has one."""
     text = re.sub(r"<!-- not run.*?```.*?```", "", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-    blocks = [block for block in re.split(r"\n\n+", text) if not block.startswith(("#", "|"))]
+    blocks = [block for block in re.split(r"\n\n+", text) if not block.startswith(("#", "|", "<!-- made"))]
     return [item.strip() for block in blocks for item in re.split(r"\n(?=- )", block) if item.strip()]
 
 
