@@ -120,12 +120,14 @@ Proof = dict[str, Any]
 
 
 def edited(edit: Callable[[Proof], Proof]) -> Callable[[Path], None]:
-    """Return what changes fields of the proof."""
+    """Return what changes fields of the proof, or of its ledger."""
 
     def change(run_dir: Path) -> None:
         ((count, body),) = proofs_in(run_dir).items()
         proof = json.loads(body)
-        put_proof(run_dir, count, canonical_json(proof | edit(proof)))
+        changed = edit(proof | proof["ledger"])
+        ledger = {name: changed.pop(name, value) for name, value in proof["ledger"].items()}
+        put_proof(run_dir, count, canonical_json(proof | changed | {"ledger": ledger}))
 
     return change
 
