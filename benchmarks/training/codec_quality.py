@@ -76,14 +76,21 @@ MUONS = tuple(
     for one in (
         *(NESTEROV, replace(NESTEROV, codec="int4"), TWO_BITS),
         *(clients_setting(RARE.local_steps), replace(TWO_BITS, local_steps=RARE.local_steps)),
-        replace(NESTEROV, codec="int4", inner_state="reset"),
     )
 )
 """The same with Muon in the place of AdamW; a row is shown once it is measured."""
 MUON_MACHINE = replace(quality.MACHINE, optimizer="Muon", base_lr=MUON_LR)
 """One machine with Muon."""
-MUON_ROUNDS = tuple(one for one in MUONS if one.codec == "int4" and one.inner_state == "keep")
+MUON_ROUNDS = tuple(one for one in MUONS if one.codec == "int4")
 """Whose lengths a new run may have."""
+RESETS = (
+    replace(NESTEROV, base_lr=0.001, inner_state="reset"),
+    replace(MUON_ROUNDS[0], inner_state="reset"),
+)
+"""Moments that begin anew in each round, with AdamW and with Muon; a row is shown once it is measured."""
+
+FURTHER = (*TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE, *RESETS)
+"""Settings of which the page shows the seeds that there are."""
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
@@ -113,13 +120,13 @@ class Row:
         is_dense = not self.setting.codec.startswith("sparse")
         if self.setting in (*TRIED[1:], EAGER) or (self.setting.outer_momentum == 0 and is_dense):
             return SEEDS[:1]
-        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE) else SEEDS
+        return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE, *RESETS) else SEEDS
 
     @property
     def losses(self) -> list[float]:
         """The final held-out losses; of what was tried, those of the first seeds that are kept."""
         runs = self.runs
-        if self.setting in (*TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE):
+        if self.setting in FURTHER:
             runs = list(takewhile(lambda run: run.kept() is not None, runs))
         return [run.result().loss for run in runs]
 
@@ -129,7 +136,9 @@ def shown() -> list[Setting]:
     return [*SETTINGS, *(setting for setting in TRIED if Row(setting).losses)]
 
 
-def planned(settings: Sequence[Setting] = (*SETTINGS, *TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE)) -> list[Run]:
+def planned(
+    settings: Sequence[Setting] = (*SETTINGS, *FURTHER),
+) -> list[Run]:
     """Return every run of these settings, seed by seed."""
     runs = [run for setting in settings for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)
@@ -145,7 +154,8 @@ def measure() -> list[Figure]:
     found = [_figure(setting) for setting in shown()]
     found += [_update(one) for one in UPDATES if Row(one).losses]
     found += [_delay(one) for one in DELAYS if Row(one).losses]
-    return found + [_muon(one) for one in (MUON_MACHINE, *MUONS) if Row(one).losses]
+    found += [_muon(one) for one in (MUON_MACHINE, *MUONS) if Row(one).losses]
+    return found + [_reset(one) for one in RESETS if Row(one).losses]
 
 
 def plots() -> dict[str, str]:
@@ -203,7 +213,6 @@ def adamw_machine() -> list[float]:
 def _muon(setting: Setting) -> Figure:
     losses, adamw = Row(setting).losses, adamw_machine()
     name = "one machine" if setting == MUON_MACHINE else _short_name(setting)
-    reset = ", moments reset" if setting.inner_state == "reset" else ""
     told = f"one machine with AdamW; seed by seed {_shown(losses)}"
     if setting != MUON_MACHINE and (alone := Row(MUON_MACHINE).losses):
         both = min(len(losses), len(alone))
@@ -213,7 +222,20 @@ def _muon(setting: Setting) -> Figure:
         both = min(len(losses), len(same.losses))
         told += f"; {statistics.fmean(losses[:both]) / statistics.fmean(same.losses[:both]):.4f} x the same with AdamW"
     mean = statistics.fmean(adamw[: len(losses)])
-    return Figure(f"{name}{reset}, Muon", statistics.fmean(losses), UNIT, "", mean, told, DIGITS)
+    return Figure(f"{name}, Muon", statistics.fmean(losses), UNIT, "", mean, told, DIGITS)
+
+
+def kept_of(setting: Setting) -> Setting:
+    """Return the same with moments that are kept, at the best learning rate tried."""
+    rate = MUON_LR if setting.optimizer == "Muon" else CLIENT_LRS[setting.local_steps]
+    return replace(setting, inner_state="keep", base_lr=rate)
+
+
+def _reset(setting: Setting) -> Figure:
+    losses, kept = Row(setting).losses, Row(kept_of(setting)).losses
+    told = f"moments that are kept; seed by seed {_shown(losses)}"
+    name, mean = f"{_short_name(setting)}, {setting.optimizer}, reset each round", statistics.fmean(kept[: len(losses)])
+    return Figure(name, statistics.fmean(losses), UNIT, "", mean, told, DIGITS)
 
 
 def _name(setting: Setting) -> str:

@@ -7,7 +7,18 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.training.codec_quality import DELAYS, MUON_ROUNDS, UPDATES, Row, beside, exact_of, shown, without_delay
+from benchmarks.training.codec_quality import (
+    DELAYS,
+    MUON_ROUNDS,
+    RESETS,
+    UPDATES,
+    Row,
+    beside,
+    exact_of,
+    kept_of,
+    shown,
+    without_delay,
+)
 from benchmarks.training.quality import MACHINE, ROUND_STEPS, SEEDS, Run, clients_setting
 from benchmarks.training.quality_training import CLIENTS, CONFIG, Setting
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -42,6 +53,10 @@ def document() -> dict[str, Any]:
         for setting in DELAYS
         if (losses := Row(setting).losses)
     ]
+    for setting in RESETS:
+        if losses := Row(setting).losses:
+            kept = Row(kept_of(setting)).losses[: len(losses)]
+            rows.append(_row("inner_state", setting, losses, kept) | common)
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 
 
@@ -69,5 +84,6 @@ def _row(choice: Choice, setting: Setting, losses: Sequence[float], without: Seq
         "update": setting.update,
     } | ({"sparse_keep": int(keep)} if keep else {})
     merge |= {"delay": setting.delay} if setting.delay else {}
+    merge |= {"inner_state": setting.inner_state} if setting.inner_state == "reset" else {}
     found = {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without)}
     return found | {"optimizer": setting.optimizer}

@@ -21,7 +21,7 @@ from epochal.state.model.tensors import TensorLayout
 
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
-Choice = Literal["local_steps", "codec", "update", "delay"]
+Choice = Literal["local_steps", "codec", "update", "delay", "inner_state"]
 OptimizerName = Literal["AdamW", "Muon"]
 MOST_OF_CODEC = 1.01
 """Multiple of the loss with float32 up to which a codec is a choice of a new run."""
@@ -40,7 +40,8 @@ class Measured:
 
     Attributes:
         choice: what was chosen: `local_steps`, with an optimizer and results as int4, beside one machine with AdamW;
-            `codec` beside float32, `update` beside an exact one, `delay` beside none.
+            `codec` beside float32, `update` beside an exact one, `delay` beside none, `inner_state`, with an optimizer,
+            reset beside kept.
         merge: the table with which it was measured.
         losses, beside: final held-out losses in nats, with it and without it, seed by seed.
         parameters: of the model.
@@ -199,6 +200,9 @@ def loss_factor(
         pairs.append((_update_loss(before), _update_loss(after)))
     if _of_delay(after) != _of_delay(before):
         pairs.append((_delay_loss(before), _delay_loss(after)))
+    resets = _reset_loss(before, optimizer), _reset_loss(after, then)
+    if resets[0] != resets[1]:
+        pairs.append(resets)
     factor = 1.0
     for lost, loses in pairs:
         if lost is None or loses is None:
@@ -216,7 +220,7 @@ def loss_beside_one_machine(merge: MergeConfig, optimizer: OptimizerName = "Adam
     steps = loss_of_local_steps(merge.local_steps, optimizer)
     update = merge.update if _update_loss(merge) is None else "exact"
     standard = MergeConfig(local_steps=merge.local_steps, update=update)
-    factor = loss_factor(standard, merge)
+    factor = loss_factor(standard, merge, optimizer)
     return None if steps is None or factor is None else steps * factor
 
 
@@ -256,6 +260,14 @@ def _update_loss(merge: MergeConfig) -> float | None:
     rows = [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
     exact = 1.0 if merge.update == "exact" else None
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else exact
+
+
+def _reset_loss(merge: MergeConfig, optimizer: OptimizerName) -> float | None:
+    """Return what it costs that an optimizer's moments begin anew in each round, in rounds of about this length."""
+    rows = [row for row in MEASURED if row.choice == "inner_state" and row.optimizer == optimizer]
+    if merge.inner_state == "keep" or not rows:
+        return 1.0 if merge.inner_state == "keep" else None
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio
 
 
 def _of_delay(merge: MergeConfig) -> tuple[Any, ...]:

@@ -150,7 +150,8 @@ OptimizerOption = Annotated[
     typer.Option(
         case_sensitive=False,
         help="The clients' optimizer. Muon moves hidden matrices, AdamW the other tensors (docs/torch.md#muon). "
-        "Default: AdamW, or Muon for a torch model whose clients would train less than 80 % of the time.",
+        "Default: AdamW, or Muon for a torch model that is verified or whose clients would train less than 80 % of "
+        "the time.",
     ),
 ]
 AccessOption = Annotated[Access, typer.Option(help="Who may join the run.")]
@@ -216,7 +217,7 @@ def init(
     rows = MEASURED if verify is None else REPEATABLE
     codecs = [chosen_codec(codec or USUAL_CODEC, rows)]
     codecs += [] if codec is not None else map(settings_of, smaller_choices(USUAL_CODEC, rows))
-    optimizers = optimizers_of(chosen) if optimizer is None else (optimizer,)
+    optimizers = optimizers_of(chosen, is_verified=verify is not None) if optimizer is None else (optimizer,)
     run, *others = (
         NewRun(run_id, chosen, found, seq_len, merge, access, entries, tokenizer, verify, one)
         for one in optimizers

@@ -37,7 +37,7 @@ def test_measured_rounds_have_the_price_of_their_row_others_one_between(optimize
 
 
 def test_another_optimizer_is_priced_by_its_own_rounds() -> None:
-    before, after = MergeConfig(local_steps=30), MergeConfig(local_steps=100)
+    before, after = (MergeConfig(local_steps=steps, update="exact") for steps in (30, 100))
     muon, adamw = loss_of_local_steps(100, "Muon"), loss_of_local_steps(30)
     assert muon is not None
     assert adamw is not None
@@ -45,6 +45,18 @@ def test_another_optimizer_is_priced_by_its_own_rounds() -> None:
     assert loss_factor(before, before, "AdamW", "Muon") != 1.0
     assert loss_beside_one_machine(after, "Muon") == pytest.approx(muon)
     assert loss_factor(MergeConfig(local_steps=8), after, "Muon", "AdamW") is None
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_moments_that_begin_anew_have_the_price_that_they_have_with_the_optimizer(optimizer: OptimizerName) -> None:
+    (row,) = (row for row in MEASURED if row.choice == "inner_state" and row.optimizer == optimizer)
+    kept = MergeConfig(local_steps=30, update="exact")
+    reset = kept.model_copy(update={"inner_state": "reset"})
+    assert row.ratio > 1.02
+    assert loss_factor(kept, reset, optimizer) == pytest.approx(row.ratio)
+    assert loss_factor(reset, reset, optimizer) == 1.0
+    expected = (loss_of_local_steps(30, optimizer) or 0) * row.ratio
+    assert loss_beside_one_machine(reset, optimizer) == pytest.approx(expected)
 
 
 def test_rounds_shorter_or_longer_than_measured_have_no_price() -> None:
