@@ -79,8 +79,7 @@ NOTES = (
     "Both have AdamW, the same warm-up and cosine, and the best of the learning rates tried (rows of one "
     f"seed; at {SWEPT_STEPS} local steps {FASTER_LR} is better with one seed, and worse with all three). "
     "Trainer, schedule, codec and merge are those of a client; nothing goes over a wire. "
-    "Results are float32 unless the row says otherwise. One machine is one client with an outer rate of 1 and no "
-    "momentum: a loop of torch within float rounding (`tests/unit/trainers/test_torch_trainer.py`).",
+    "Results are float32 unless the row says otherwise.",
 )
 """What the page says of the figures."""
 
