@@ -96,14 +96,13 @@ async def measured(kind: Kind, folder: Path, clients: int = CLIENTS) -> Measured
 def figures_of(kind: Kind, found: Measured) -> list[Figure]:
     """Return the figures of a kind."""
     planned = 100 * found.planned.training_part
-    says = "`epochal plan`"
+    says, least = "`epochal plan`", f"`epochal plan`; p5 of the clients {100 * percentile(found.parts, 5):.1f} %"
     whole = f"planned for all {reference.CLIENTS}, not measured: {kind.planned.settings}"
     return [
         Figure(
             f"A, {kind.name}: clients' time that is training, median",
-            *(100 * percentile(found.parts, 50), "%", kind.target, planned, says, 1),
+            *(100 * percentile(found.parts, 50), "%", kind.target, planned, least, 1),
         ),
-        Figure(f"A, {kind.name}: the same, p5", 100 * percentile(found.parts, 5), "%", "", planned, says, 1),
         Figure(f"A, {kind.name}: a round", found.round_s, "s", "plan ≤ 20 % off", found.planned.round_s, says),
         Figure(
             f"A, {kind.name}: the reference itself, training",
