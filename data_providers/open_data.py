@@ -162,7 +162,7 @@ async def open_provider(
 
 
 async def follow_mix(provider: DataProvider, state: StateFile) -> None:
-    """Let a mix have the weights to which the run has changed. Raises `InvalidInput` as `with_later`."""
+    """Let a mix have the weights to which the run has changed."""
     if isinstance(provider, WeightedDataProvider):
         await provider.follow(state.later_mixes)
 

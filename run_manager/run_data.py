@@ -70,11 +70,7 @@ class RunData:
         return cls(opened, config, dependencies, worker, group)
 
     async def apply_state(self, document: RunDocument) -> None:  # noqa: ARG002 - as every listener
-        """Follow the run's mix, as the configuration that the document names has it.
-
-        Raises:
-            InvalidInput: the mix has no such source.
-        """
+        """Follow the run's mix, as the configuration that the document names has it."""
         state = self._config.state
         if state.later_mixes != self._mixes:
             self._mixes = state.later_mixes

@@ -14,6 +14,8 @@ from epochal.state.wire_document import WireDocument
 
 MAX_DESCRIBED_FILES = 4
 """Maximum number of files in a description."""
+MAX_DESCRIBED_SOURCES = 64
+"""Maximum number of a mix's sources in a description; of a mix with more none is named."""
 MAX_DESCRIBED_NAME_CHARS = 64
 """Maximum length of a file's name in a description; a longer one is cut."""
 
@@ -46,6 +48,7 @@ class DatasetDescription(WireDocument):
         file_count, total_bytes: over all of its files.
         files: the first of them by name, at most `MAX_DESCRIBED_FILES`.
         identified_by: the property of the files that the fingerprint covers, such as "contents".
+        sources: names of a mix's sources, in their order.
     """
 
     kind: ShortText
@@ -57,6 +60,7 @@ class DatasetDescription(WireDocument):
     total_bytes: Size | None = None
     files: Annotated[tuple[DescribedFile, ...], Field(max_length=MAX_DESCRIBED_FILES)] = ()
     identified_by: ShortText | None = None
+    sources: Annotated[tuple[ShortText, ...], Field(max_length=MAX_DESCRIBED_SOURCES)] = ()
 
 
 def dataset_difference(found: DatasetDescription | None, run: DatasetDescription | None) -> str:

@@ -23,8 +23,9 @@ from epochal.data_providers.protocol import (
     expecting,
 )
 from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, run_bounded
-from epochal.state.dataset_descriptions import DatasetDescription
-from epochal.state.errors import DataError, InternalError
+from epochal.runtime.visible_text import visible
+from epochal.state.dataset_descriptions import MAX_DESCRIBED_SOURCES, DatasetDescription
+from epochal.state.errors import DataError, InternalError, InvalidInput
 from epochal.state.intervals import MAX_INDEX, DataIds
 
 _FLAT_PARTS = ("input_ids", "labels", "position_ids")
@@ -71,17 +72,25 @@ class WeightedDataProvider:
         self._closed = False
         self.fingerprint = _fingerprint(sources, self._order)
         changes = f", whose weights change {len(self.schedule) - 1} times" if len(self.schedule) > 1 else ""
-        self.description = DatasetDescription(f"a mix of {len(sources)} sources{changes}")
+        are_short = len(names) <= MAX_DESCRIBED_SOURCES and all(visible(name) == name for name in names)
+        described = tuple(names) if are_short else ()
+        self.description = DatasetDescription(f"a mix of {len(sources)} sources{changes}", sources=described)
         facts = {"phases": len(self.schedule), "fingerprint": self.fingerprint}
         log.info("mix_opened", extra={"counts": self.schedule[0][1], **facts})
 
     async def follow(self, later: Sequence[tuple[int, Mapping[str, float]]]) -> None:
         """Give samples out by the weights to which the run has changed (`with_later`); the fingerprint stays.
 
-        Raises:
-            InvalidInput: as `with_later`.
+        A change that names another source is left out, here as at every other member, and logged.
         """
-        phases = with_later(self._phases, self._names, later)
+        known = []
+        for change in later:
+            try:
+                with_later((), self._names, [change])
+                known.append(change)
+            except InvalidInput as error:
+                log.warning("mix_change_left_out", extra={"reason": error.message, "data_index": change[0]})
+        phases = with_later(self._phases, self._names, known)
         self._order = await asyncio.to_thread(ScheduledOrder, phases)
 
     @property

@@ -6,13 +6,14 @@ is in force never changes any more, except that a run that goes back to an earli
 again.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from pydantic import ValidationError
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import ChangeAnnounced, ChangeWithdrawn
-from epochal.state.config.mistakes import mistakes_in
+from epochal.state.config.mistakes import mistakes_in, show
 from epochal.state.config.planned_changes import MAX_CHANGES, PlannedChange
 from epochal.state.config.rules import RULES
 from epochal.state.config.state_file import StateFile
@@ -58,6 +59,7 @@ def announce(run: Run, event: ChangeAnnounced) -> Run:
         except ValidationError as error:
             raise InternalError(f"a change that breaks the state file's rules: {error}") from error
         reasons = [str(mistake) for mistake in unsupported_changes(state_file)]
+    reasons += [str(mistake) for mistake in _unknown_sources(run, event.mix or {})]
     if reasons:
         message = f"the change at step {event.at_step} cannot be made: {'; '.join(reasons)}"
         raise Refused(Refusal.INVALID_PARAMETER, message)
@@ -115,6 +117,16 @@ def _wrong_step(run: Run, step: int) -> list[Mistake]:
         drawn = "the round under way and the next one are drawn" if run.round is not None else "earlier rounds are past"
         return [Mistake("at_step", str(step), f"{first} or later: {drawn}")]
     return [Mistake("at_step", str(step), f"at most {last}, the run's last step")] if step > last else []
+
+
+def _unknown_sources(run: Run, mix: Mapping[str, float]) -> Iterator[Mistake]:
+    """Yield the sources that the run's mix does not have, once a member has described it."""
+    described = run.data.datasets.get(run.data.fingerprint or "")
+    names = () if described is None else described.sources
+    if names:
+        unknown = sorted(mix.keys() - {*names, *map(str, range(len(names)))})
+        known = f"the mix's sources, by name or by number from 0: {', '.join(names)}"
+        yield from (Mistake("mix", show(name), known) for name in unknown)
 
 
 def _of_command(mistake: Mistake) -> str:

@@ -275,3 +275,18 @@ async def test_mix_follows_the_weights_to_which_its_run_has_changed(tmp_path: Pa
         rows = (await provider.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
         assert rows == before, "the change was taken back"
         await provider.aclose()
+
+
+async def test_change_that_names_another_source_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_sources(tmp_path)
+    place = str(write_mix(tmp_path, ({"Local": "en.bin"}, 1), ({"Local": "de.bin"}, 1)))
+    location = {"model__LLM__data_location": {"WeightedHttp": place}}
+    wrong, right = ({"at_step": step, "mix": {name: 1.0}, "first_batch": step} for step, name in ((3, "fr"), (6, "1")))
+    size, found = state_file(**location).config.data_indices_per_batch, []
+    for changes in ([wrong, right], [right]):
+        provider = await open_provider(state_file(**location, changes=changes), lambda: "", OWNERS)
+        found.append((await provider.get_samples(DataIds(0, 9 * size))).rows()[:, 0].tolist())
+        await provider.aclose()
+    assert found[0] == found[1]
+    (left_out,) = [one.__dict__ for one in caplog.records if one.getMessage() == "mix_change_left_out"]
+    assert left_out["reason"] == "the mix has no source 'fr'; its sources are '0 (Local)', '1 (Local)'"

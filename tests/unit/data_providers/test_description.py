@@ -7,7 +7,12 @@ from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
 from epochal.data_providers.protocol import DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
-from epochal.state.dataset_descriptions import MAX_DESCRIBED_FILES, MAX_DESCRIBED_NAME_CHARS, DescribedFile
+from epochal.state.dataset_descriptions import (
+    MAX_DESCRIBED_FILES,
+    MAX_DESCRIBED_NAME_CHARS,
+    MAX_DESCRIBED_SOURCES,
+    DescribedFile,
+)
 from tests.support.data.data_files import open_lines
 
 SPEC = DatasetSpec(2, 4, bytes(32))
@@ -33,7 +38,10 @@ async def test_records_mixes_and_made_up_samples_are_described(tmp_path: Path) -
     dummy = DummyDataProvider(SPEC)
     assert dummy.description.sequence_length == 4
     mix = WeightedDataProvider([Weighted("one", dummy, 1.0), Weighted("two", DummyDataProvider(SPEC), 1.0)])
-    assert mix.description.kind == "a mix of 2 sources"
+    assert (mix.description.kind, mix.description.sources) == ("a mix of 2 sources", ("one", "two"))
+    for names in (["one", "t\x1bwo"], list(map(str, range(MAX_DESCRIBED_SOURCES + 1)))):
+        described = WeightedDataProvider([Weighted(name, dummy, 1.0) for name in names]).description
+        assert described.sources == (), "all of them, as they are, or none"
 
 
 def test_provider_without_a_description_is_allowed() -> None:

@@ -1,5 +1,6 @@
 """Settings that change from a step on, in the machine: which steps may change, and what is in force when."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -8,15 +9,23 @@ from hypothesis import strategies as st
 
 from epochal.coordinator.machine.commands.planned_changes import first_free_step
 from epochal.coordinator.machine.run import snapshot_bytes
-from epochal.coordinator.machine.stimuli import ChangeAnnounced, ChangeWithdrawn, ConfigChanged, FinishRequested
+from epochal.coordinator.machine.stimuli import (
+    ChangeAnnounced,
+    ChangeWithdrawn,
+    ClientBecameReady,
+    ConfigChanged,
+    FinishRequested,
+)
 from epochal.coordinator.machine.views import document_of, state_file_text
 from epochal.state.config.state_file import parse_state
+from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.errors import InvalidDocument, Refused
 from epochal.state.messages.change_messages import ChangeRequest, announced_changes
+from epochal.state.messages.requests import ReadyReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import canonical_json, parse_document
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, in_round, in_warmup, refused
+from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup, refused
 
 MIX = {"model__LLM__data_location": {"WeightedHttp": "mix.json"}}
 
@@ -179,6 +188,21 @@ def test_samples_of_a_new_mix_begin_where_no_earlier_round_has_any() -> None:
             assert min(one.start for one in driver.round.tasks.work.shared) == first
         driver.play_round()
     assert driver.run.identity.state_file.changes[0].first_batch == first
+
+
+def test_mix_with_another_source_is_refused_with_those_that_exist() -> None:
+    driver = running(**MIX)
+    driver.send(ChangeAnnounced(4, {}, {"xx": 1.0}))  # no member has described the mix
+    driver.send(ChangeWithdrawn(4))
+    for fingerprint, names in (("other", ("xx",)), ("data", ("en", "de"))):
+        mix = DatasetDescription("a mix", sources=names)
+        report = ReadyReport(driver.run.progress.replica_step, driver.replica_digest(), fingerprint, mix)
+        with contextlib.suppress(Refused):  # the run is on other data
+            driver.send(ClientBecameReady(client(1), report))
+    found = reasons(driver, ChangeAnnounced(4, {}, {"en": 1.0, "fr": 1.0, "2": 1.0}))
+    for wrong in ("fr", "2"):
+        assert f'mix is "{wrong}"; allowed: the mix\'s sources, by name or by number from 0: en, de' in found
+    driver.send(ChangeAnnounced(4, {}, {"en": 1.0, "1": 2.0}))
 
 
 CHANGES = st.lists(
