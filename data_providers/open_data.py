@@ -75,7 +75,7 @@ from epochal.state.config.data_location import (
     Urls,
     WeightedHttp,
 )
-from epochal.state.config.state_file import StateFile
+from epochal.state.config.state_file import LaterMixes, StateFile
 from epochal.state.errors import DataError, EpochalError, InvalidInput, NotAllowed
 from epochal.state.reader_limits import MAX_MIX_BYTES
 from epochal.state.wire import sha256_hex
@@ -156,15 +156,15 @@ async def open_provider(
     async with AsyncExitStack() as opened:
         provider = await open_location(location, spec, options)
         opened.push_async_callback(provider.aclose)
-        await follow_mix(provider, state)
+        await follow_mix(provider, state.later_mixes)
         opened.pop_all()
     return provider
 
 
-async def follow_mix(provider: DataProvider, state: StateFile) -> None:
-    """Let a mix have the weights to which the run has changed."""
+async def follow_mix(provider: DataProvider, mixes: LaterMixes) -> None:
+    """Let a mix have the weights to which the run has changed (`StateFile.later_mixes`)."""
     if isinstance(provider, WeightedDataProvider):
-        await provider.follow(state.later_mixes)
+        await provider.follow(mixes)
 
 
 def check_pinned(location: AnyLocation) -> None:

@@ -12,7 +12,7 @@ from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import ModelSpec
-from epochal.state.config.state_file import MergeConfig, StateFile
+from epochal.state.config.state_file import LaterMixes, MergeConfig, StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import Desync
 from epochal.state.model.first_model import model_digest
@@ -30,12 +30,14 @@ class RunAccess:
         spec: the run's model, complete; the state file may leave a part of it to the run's model document.
         ticket: returns the client's present ticket for data servers.
         document_version: returns the version of the run document that the client follows.
+        mixes: returns the weights of the run's mix, as they are known now (`StateFile.later_mixes`).
     """
 
     state: StateFile
     spec: ModelSpec
     ticket: Callable[[], str]
     document_version: Callable[[], int] = lambda: 0
+    mixes: Callable[[], LaterMixes] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,10 @@ class FollowedConfig:
 
     def access(self) -> RunAccess:
         """Return the run as it is now, for a data provider or a trainer."""
-        return RunAccess(self.state, self.spec, self._session.data_ticket, lambda: self._version)
+        session = self._session
+        return RunAccess(
+            self.state, self.spec, session.data_ticket, lambda: self._version, lambda: self.state.later_mixes
+        )
 
     def merge_at(self, step: int) -> MergeConfig:
         """Return how the run merges in a step."""

@@ -71,10 +71,10 @@ class RunData:
 
     async def apply_state(self, document: RunDocument) -> None:  # noqa: ARG002 - as every listener
         """Follow the run's mix, as the configuration that the document names has it."""
-        state = self._config.state
-        if state.later_mixes != self._mixes:
-            self._mixes = state.later_mixes
-            await follow_mix(self.provider, state)
+        mixes = self._config.state.later_mixes
+        if mixes != self._mixes:
+            self._mixes = mixes
+            await follow_mix(self.provider, mixes)
             self.ahead.keep(())  # of a next round that was named before
 
     async def packing_for(self, vocabulary: int | None) -> Packing | None:

@@ -133,8 +133,6 @@ def check_mesh_trains(options: MeshOptions, state: StateFile, spec: ModelSpec) -
         model = _model_of(name, spec, replace(options.torch, device="cpu"))  # the devices are its processes'
         if name == TORCH:
             model.learner()  # asks for the attention, and makes no module yet
-    if any(change.mix is not None for change in state.changes):  # its processes read the mix as it was at their start
-        raise _unsupported(f"{name} with --mesh", "changes.mix", "a table", "no change of the mix with a mesh")
 
 
 async def open_mesh_trainer(

@@ -7,7 +7,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import tomli_w
 from pydantic import AfterValidator, Field, ValidationError, model_validator
@@ -49,6 +49,7 @@ def _check_run_id(run_id: str) -> str:
 
 
 RunId = Annotated[str, AfterValidator(_check_run_id), Field(description="a string of 1 to 32 bytes (UTF-8)")]
+LaterMixes: TypeAlias = tuple[tuple[int, Mapping[str, float]], ...]
 AccessEntries = Annotated[tuple[HexDigest, ...], Field(strict=False, max_length=MAX_ACCESS_ENTRIES)]
 
 
@@ -314,7 +315,7 @@ class StateFile(Section):
         return StateFile.model_validate(with_values(self.to_plain(), values) | {"changes": ()})
 
     @property
-    def later_mixes(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
+    def later_mixes(self) -> LaterMixes:
         """The weights of the mix from a data index on, as far as it is known from which."""
         size = self.config.data_indices_per_batch
         found = {

@@ -18,6 +18,7 @@ import numpy as np
 from pydantic_core import to_jsonable_python
 
 from epochal.batching.round_plan import RoundPlan
+from epochal.state.config.state_file import LaterMixes
 from epochal.state.errors import InvalidDocument
 from epochal.state.intervals import BatchId
 from epochal.state.model.tensors import Float32Array, wire_bytes
@@ -87,6 +88,7 @@ class RoundTask:
         inner_names: the names of the tensors of the optimizer's state, which the first process gets.
         keeps_state: whether the answer holds the optimizer's state.
         document_version: of the run document that the client follows, for data servers.
+        mixes: the weights to which the run's mix has changed, as the client knows them now.
     """
 
     plan: RoundPlan
@@ -95,6 +97,7 @@ class RoundTask:
     inner_names: tuple[str, ...]
     keeps_state: bool
     document_version: int = 0
+    mixes: LaterMixes = ()
     kind: Literal["task"] = "task"
 
 

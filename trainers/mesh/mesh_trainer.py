@@ -2,7 +2,7 @@
 
 import itertools
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, Self
@@ -15,7 +15,7 @@ from epochal.data_providers.protocol import CorruptData, OutOfRange, Rejected, S
 from epochal.data_providers.tcp.client_connection import DataServerAccess, TicketOrAccess
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import DataType, ModelSpec
-from epochal.state.config.state_file import StateFile
+from epochal.state.config.state_file import LaterMixes, StateFile
 from epochal.state.errors import DataError, InvalidInput, TrainerFailed
 from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.model.tensors import Float32Array, Tensors
@@ -43,6 +43,9 @@ class MeshTrainer:
         spec: the run's model, complete.
         servers: the client's access to data servers, or a function that returns its current ticket for them.
         worker: computes differences; closed by `aclose`.
+
+    Attributes:
+        mixes: returns the weights to which the run's mix has changed, as they are known now.
     """
 
     loads_data = True
@@ -59,6 +62,7 @@ class MeshTrainer:
         self._servers = servers if isinstance(servers, DataServerAccess) else DataServerAccess(servers)
         self._worker = worker
         self.computed = UNKNOWN_CLASS
+        self.mixes: Callable[[], LaterMixes] = lambda: state.later_mixes
         self._processes: MeshProcesses | None = None
         self._fitting_places: int | None = None
         self._inner_state = TentativeInnerState(state.merge.inner_state == "keep")
@@ -100,7 +104,7 @@ class MeshTrainer:
         state = self._inner_state.newest
         names = tuple(state.tensors)
         ticket, version = self._servers.ticket(), self._servers.document_version()
-        task = RoundTask(plan, ticket, state.step_count, names, self._inner_state.is_kept, version)
+        task = RoundTask(plan, ticket, state.step_count, names, self._inner_state.is_kept, version, self.mixes())
         start = itertools.chain(
             (SentTensor(PARAMETERS, name, parameters[name]) for name in self._model.shapes),
             (SentTensor(INNER, name, state.tensors[name]) for name in names),

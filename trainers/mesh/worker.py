@@ -17,7 +17,7 @@ from epochal.batching.mesh.mesh_rows import loaded_indices
 from epochal.batching.packing.packed_batches import AssignedBatches, Packing
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.fetcher import DataFetcher, FetchSettings, failure_kind
-from epochal.data_providers.open_data import open_provider
+from epochal.data_providers.open_data import follow_mix, open_provider
 from epochal.data_providers.protocol import DataProvider
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.tcp.client_connection import DataServerAccess
@@ -75,6 +75,7 @@ class MeshWorker:
         self._packs = self._state.model.LLM.data_type is DataType.FINETUNING
         self._packing: Packing | None = None
         self._provider: DataProvider | None = None
+        self._mixes = self._state.later_mixes
         self._receiver: AssignedBatches | None = None
         self._ticket = ""
         self._document_version = 0
@@ -95,7 +96,7 @@ class MeshWorker:
         assert self._rounds is not None
         try:
             async with asyncio.TaskGroup() as group:
-                end = await self._rounds.train(task, tensors, self._data(task.plan, group))
+                end = await self._rounds.train(task, tensors, self._data(task, group))
         except BaseExceptionGroup as failed:
             return self._failure(first_error(failed), task.plan)
         tokens = 0 if self._receiver is None else self._receiver.token_count
@@ -124,8 +125,8 @@ class MeshWorker:
         mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)
         return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 
-    async def _data(self, plan: RoundPlan, group: asyncio.TaskGroup) -> AssignedBatches | None:
-        """Open the run's data if they are not open; return this process's samples.
+    async def _data(self, task: RoundTask, group: asyncio.TaskGroup) -> AssignedBatches | None:
+        """Open the run's data if they are not open; return this process's samples of a round.
 
         Where the run packs, return all packed rows in the first process, and None in the others.
         """
@@ -133,6 +134,10 @@ class MeshWorker:
             return None
         if self._provider is None:
             self._provider = await self._open_provider()
+        if task.mixes != self._mixes:
+            await follow_mix(self._provider, task.mixes)
+            self._mixes = task.mixes
+        plan = task.plan
         settings = FetchSettings.of(self._state, None if self._packs else 1)
         fetcher = DataFetcher(self._provider, settings, system_jitter, self._model.vocabulary)
         if self._packs:

@@ -92,7 +92,9 @@ class ClientTrainer:
         state, spec = access.state, access.spec
         if self._mesh is not None:
             servers = DataServerAccess(access.ticket, access.document_version)
-            return await open_mesh_trainer(self._mesh, state, spec, servers, worker)
+            trainer = await open_mesh_trainer(self._mesh, state, spec, servers, worker)
+            trainer.mixes = access.mixes
+            return trainer
         opening = partial(open_trainer, self._name, state, spec, worker, self._options)
         is_quick = self._name in TRAINERS and spec.adapter is None  # a package's may take its time, and reading a base
         return opening() if is_quick else await worker.run(opening)

@@ -266,12 +266,12 @@ async def test_mix_follows_the_weights_to_which_its_run_has_changed(tmp_path: Pa
     assert opened_later.fingerprint == plain.fingerprint, "members agree on the data, whenever they open them"
     first = 20 * state.config.data_indices_per_batch
     before = (await plain.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
-    await follow_mix(plain, changed)
+    await follow_mix(plain, changed.later_mixes)
     for provider in (plain, opened_later):
         rows = (await provider.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
         assert rows[:first] == before[:first]
         assert rows[first:] == [1000 + first // 2 + number for number in range(10)]
-        await follow_mix(provider, state)
+        await follow_mix(provider, state.later_mixes)
         rows = (await provider.get_samples(DataIds(0, first + 9))).rows()[:, 0].tolist()
         assert rows == before, "the change was taken back"
         await provider.aclose()

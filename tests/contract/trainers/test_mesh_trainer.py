@@ -163,6 +163,28 @@ async def test_data_that_cannot_be_trained_on_name_their_batch(shared: SharedMes
     assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
 
 
+async def test_mesh_follows_a_mix_that_changes(tmp_path: Path) -> None:
+    """The processes run on, and take the samples of the weights that the agent knows as each round begins."""
+    run_state(tmp_path)
+    (np.arange(SEQUENCES * SEQ_LEN) % 251).astype("<u2").tofile(tmp_path / "other.bin")
+    sources = [{"location": {"Local": f"{name}.bin"}, "weight": 1.0} for name in ("tokens", "other")]
+    (tmp_path / "mix.json").write_text(json.dumps(sources))
+    mix = {"model__LLM__data_location": {"WeightedHttp": str(tmp_path / "mix.json")}}
+    sizes = {"config__data_indices_per_batch": 3, "model__LLM__ngram": NGRAM.model_dump()}
+    plain = state_file(**mix, **sizes)
+    changed = state_file(**mix, **sizes, changes=[{"at_step": 2, "mix": {"1": 1.0}, "first_batch": 8}])
+    wanted = [(await rounds_alone(state, 1))[0][0] for state in (plain, changed, plain)]
+    assert wanted[0].loss != wanted[1].loss
+    async with opened(plain) as trainer:
+        pids, found = [process.pid for process in _processes_of(trainer)], []
+        for state in (plain, changed, plain):
+            trainer.mixes = lambda state=state: state.later_mixes  # type: ignore[misc]
+            found.append(await train(trainer))
+            trainer.roll_back_inner_state()
+        assert_alike(found, wanted)
+        assert [process.pid for process in _processes_of(trainer)] == pids, "the same processes"
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_process_that_dies_costs_its_round_and_none_is_left(shared: SharedMesh) -> None:
     running = _processes_of(shared.trainer)
