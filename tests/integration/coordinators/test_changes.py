@@ -3,8 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from epochal.state.config.state_file import parse_state
-from tests.support.drive.processes import real_run
+from tests.support.drive.processes import in_training, real_run
+from tests.support.heavy import need_module
+
+MESH = ("--mesh", "data=2", "--processes", "2", "--batch-size", "2")
 
 
 async def test_settings_change_without_a_restart_and_stay_changed_over_one(tmp_path: Path) -> None:
@@ -53,3 +59,34 @@ async def test_settings_change_without_a_restart_and_stay_changed_over_one(tmp_p
         assert (kept.merge.outer_lr, kept.at(4).merge.outer_lr) == (0.7, 0.5)
         audit = await run.command_here("audit", str(run.run_dir), "--recompute", **token)
         audit.expect(0)
+
+
+@pytest.mark.parametrize("options", [(), pytest.param(MESH, marks=pytest.mark.nightly)], ids=["plain", "mesh"])
+async def test_mix_changes_in_mid_run_and_clients_agree(tmp_path: Path, options: tuple[str, ...]) -> None:
+    """A source that does not exist, which nobody can know before the clients have come, ends none of them."""
+    if options:
+        need_module("torch")
+    for number, name in enumerate(("en", "de")):
+        np.full(16 * 400, number, "<u2").tofile(tmp_path / f"{name}.bin")
+    sources = [{"name": name, "location": {"Local": f"{name}.bin"}} for name in ("en", "de")]
+    schedule = [{"from": 0, "weights": {"en": 1, "de": 1}}]
+    (tmp_path / "mix.json").write_text(json.dumps({"sources": sources, "schedule": schedule}))
+    mix = {"model__LLM__data_location": {"WeightedHttp": str(tmp_path / "mix.json")}, "config__total_steps": 8}
+    async with real_run(tmp_path / "run", config__init_min_clients=2, **mix) as run:
+        token, place = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}, f"/v1/runs/{run.watch.api.run_id}/changes"
+        admin = {"Authorization": f"Bearer {run.admin_token}"}
+        wrong = {"at_step": 2, "mix": {"fr": 1.0}}
+        assert (await run.http.post(place, json=wrong, headers=admin)).status_code == 200
+        (await run.command_here("change", run.url, "--at-step", "4", "--mix", "fr=1", **token)).expect(2, "'en', 'de'")
+        (await run.command_here("change", run.url, "--at-step", "4", "--mix", "de=1", **token)).expect(0)
+        await run.start_client()
+        await run.start_client(*options)
+        await run.until(in_training(1))
+        refused = await run.http.post(place, json={**wrong, "at_step": 8}, headers=admin)
+        assert refused.status_code == 422
+        assert refused.json()["detail"].endswith("the mix's sources, by name or by number from 0: en, de")
+        report = await run.finish()
+    assert (report.rounds, report.problems) == (8, ())
+    for child in run.clients:
+        assert {one["data_index"] > 0 for one in run.events(child, "mix_change_left_out")} == {True}
+        assert not run.events(child, "round_failed")

@@ -38,3 +38,8 @@ async def test_rewound_run_trains_its_data_again_and_is_proven(tmp_path: Path) -
         assert report.dropped_rounds >= 2
         assert all(run.events(child, "run_went_back") for child in run.clients)
         (await run.command_here("audit", str(run.run_dir))).expect(0, "dropped rounds")
+        await run.stop_coordinator()
+        for command in ("backup", "publish"):
+            to = tmp_path / command
+            (await run.command_here(command, str(run.run_dir), str(to))).expect(0)
+            (await run.command_here("audit", "--recompute", str(to))).expect(0, "dropped rounds")

@@ -50,6 +50,19 @@ async def test_outsider_finds_the_liar_and_nobody_else(tmp_path: Path) -> None:
     assert few == await replay_stored(to, 3, DEPENDENCIES, seed=1)
 
 
+async def test_results_before_and_after_a_change_are_at_no_distance(tmp_path: Path) -> None:
+    """Each is computed again with the local steps, the learning rate and the codec of its own step."""
+    rate = {"Constant": {"base_lr": 1e-4, "warmup_init_lr": 0.0, "warmup_steps": 0}}
+    values = {"merge.local_steps": 2, "merge.codec": "int8", "merge.outer_lr": 0.4, "model.LLM.lr_schedule": rate}
+    state = small_state(8, merge__codec="int4", changes=[{"at_step": 3, "values": values}], **RESET)
+    async with simulated_run(state, seed=5) as run:
+        await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec("numpy"))
+        to = await published(run, tmp_path)
+    found = await replay_stored(to, ALL, DEPENDENCIES, seed=1)
+    assert {one.step for one in found} >= {2, 3, 4}
+    assert {(one.excess, one.obstacle) for one in found} == {(0.0, "")}
+
+
 @pytest.mark.nightly
 async def test_other_data_accuse_nobody(tmp_path: Path) -> None:
     async def open_shifted(access: RunAccess) -> DataProvider:
