@@ -11,17 +11,17 @@ import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import KeptBlob, blobs_kept, state_file_text
 from epochal.coordinator.proof.audit import AuditReport, audit
-from epochal.coordinator.proof.backup import check_key, copy_database, last_of
+from epochal.coordinator.proof.backup import Progress, check_key, copy_database, last_of
 from epochal.coordinator.proof.kept_blobs import wrong_content
 from epochal.coordinator.store.blobs import BlobStore
-from epochal.coordinator.store.files.backup_folder import BackupFolder
+from epochal.coordinator.store.files.backup_folder import UNBOUNDED_BYTES, BackupFolder
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import FolderPlace
 from epochal.coordinator.store.files.opening import open_folder_reader
@@ -37,10 +37,6 @@ from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.text.amounts import counted
-
-UNBOUNDED_BYTES = 2**62
-Progress = Callable[[str], None]
-"""Receives a line about what is done next."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from epochal.coordinator.store.store import Store, StoreReader
 from epochal.state.config.blob_place import BlobPlace
 from epochal.state.errors import InvalidInput, StoreBlocked, StoreFailed
 
-UNBOUNDED_BYTES = 2**62
 MAX_LISTED = 20
 """Maximum number of runs that a message names."""
 
