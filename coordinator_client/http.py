@@ -285,9 +285,7 @@ class CoordinatorClient:
 
     async def lease_check(self, wait_s: float) -> LeasedCheck | None:
         """Return a result to check, leased; None if none comes within `wait_s`. This and the next need its token."""
-        answer = await self._request("POST", "/checks", params={"wait_s": wait_s}, wait_s=wait_s)
-        is_none = answer.status_code == httpx.codes.NO_CONTENT
-        return None if is_none else parse_document(LeasedCheck, answer.content)
+        return await self._leased(LeasedCheck, "/checks", wait_s)
 
     async def renew_check(self, lease: str) -> RenewedLease:
         """Go on with a leased check."""
@@ -306,9 +304,7 @@ class CoordinatorClient:
 
         This and the next six need a verifier's token.
         """
-        answer = await self._request("POST", "/replays", params={"wait_s": wait_s}, wait_s=wait_s)
-        is_none = answer.status_code == httpx.codes.NO_CONTENT
-        return None if is_none else parse_document(LeasedReplay, answer.content)
+        return await self._leased(LeasedReplay, "/replays", wait_s)
 
     async def renew_replay(self, lease: str) -> LeasedReplay:
         """Go on with a leased replay."""
@@ -341,9 +337,7 @@ class CoordinatorClient:
             worker: names this process, 32 hex digits.
             wait_s: seconds.
         """
-        answer = await self._request("POST", "/slices", params={"wait_s": wait_s, "worker": worker}, wait_s=wait_s)
-        is_none = answer.status_code == httpx.codes.NO_CONTENT
-        return None if is_none else parse_document(LeasedSlice, answer.content)
+        return await self._leased(LeasedSlice, "/slices", wait_s, worker=worker)
 
     async def renew_slice(self, lease: str, added_count: int, wait_s: float) -> LeasedSlice:
         """Go on with a leased slice; return the results that follow those added, waiting for one for `wait_s`."""
@@ -383,6 +377,10 @@ class CoordinatorClient:
 
     async def _send(self, path: str, headers: Mapping[str, str], file: "SentBytes") -> None:
         await self._request("PUT", path, content=file, headers=headers, answer_s=BLOB_TIMEOUT_S)
+
+    async def _leased(self, kind: type[T], place: str, wait_s: float, **query: str) -> T | None:
+        answer = await self._request("POST", place, params={"wait_s": wait_s, **query}, wait_s=wait_s)
+        return None if answer.status_code == httpx.codes.NO_CONTENT else parse_document(kind, answer.content)
 
     async def _immutable(self, kind: type[T], place: str, sha256: Sha256) -> T:
         """Return the document of this digest, verified."""

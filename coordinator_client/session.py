@@ -248,25 +248,15 @@ class CoordinatorSession(ForwardedRequests):
             if number == self.session_number:
                 await self.renew()
 
-    async def report_times(self, report: TimesReport) -> None:
-        """Report the times of the last round: one bounded attempt, because they are for display only."""
+    async def report_once(self, report: TimesReport | LeavingReport) -> None:
+        """Report what nothing depends on: one bounded attempt, while the coordinator answers."""
         if self._session is None or self._lost:
             return
         try:
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await self._api.report(report)
         except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
-            log.debug("times_not_heard", extra={"reason": str(error)})
-
-    async def announce_leave(self) -> None:
-        """Report that this member leaves after the round: one bounded attempt, because it withdraws then anyway."""
-        if self._session is None or self._lost:
-            return
-        try:
-            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                await self._api.report(LeavingReport())
-        except (CoordinatorUnreachable, Refused, InvalidDocument, TimeoutError) as error:
-            log.debug("leave_not_heard", extra={"reason": str(error)})
+            log.debug("report_not_heard", extra={"report": type(report).__name__, "reason": str(error)})
 
     async def withdraw(self) -> None:
         """Leave the run: one bounded attempt, because the coordinator drops a silent member anyway."""

@@ -19,6 +19,7 @@ from epochal.run_manager.run_manager import RunManager
 from epochal.run_manager.waiting import WaitingNotice
 from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
+from epochal.state.messages.requests import LeavingReport
 from epochal.state.messages.round_times import LaterTimes, TimesReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Blake3
@@ -172,7 +173,7 @@ class Agent:
         clock = self._dependencies.retry_policy.clock
         at_latest_s = clock.monotonic_s() + self._leave_bound_s
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._session.announce_leave())
+            group.create_task(self._session.report_once(LeavingReport()))
             round_done = group.create_task(manager.round_done())
             while not round_done.done():
                 refused_s = self._session.repeating_s
@@ -190,6 +191,6 @@ class Agent:
     async def _withdraw(self, times: LaterTimes | None) -> None:
         """Report the times of the last round and withdraw, also when cancelled, because both requests are bounded."""
         if times is not None:
-            await self._session.report_times(TimesReport(times))
+            await self._session.report_once(TimesReport(times))
         if self._reason is EndReason.WITHDREW or not self._ended.is_set():
             await self._session.withdraw()

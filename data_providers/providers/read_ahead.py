@@ -6,17 +6,16 @@ Who knows which data indices follow says so (`expecting`). The rules kept here:
   half of what is free, so that the sources of a mix share it;
 - a unit begins with one request's samples and doubles up to `FETCH_UNIT_BYTES` while units come quickly, so that a slow
   server sends what is needed first;
-- where answers come at once, nothing is read ahead: there is nothing to hide, and memory that is used again at once is
-  faster than more of it;
 - an error is raised only for the samples that are requested: what failed ahead is requested again, by itself.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from epochal.data_providers.protocol import DatasetSpec, Tokens
 from epochal.state.intervals import DataIds
@@ -26,11 +25,6 @@ READ_AHEAD_BYTES = 64 * 1024**2
 FETCH_UNIT_BYTES = 4 * 1024**2
 """A unit does not grow beyond this, unless one request is larger."""
 MAX_UNITS_UNDER_WAY = 4
-AT_ONCE_S = 0.025
-AT_ONCE_BYTES_PER_S = 250e6
-"""An answer comes at once if it takes less than `AT_ONCE_S`, and its bytes at this rate."""
-ANSWERS_REMEMBERED = 16
-"""After an answer that did not come at once, so many that do must follow: some may be a cache's."""
 QUICK_S, SLOW_S = 0.5, 2.0
 """After a unit that took less time than the first the next ones are larger, after more than the second smaller."""
 CLOSE_TIMEOUT_S = 10.0
@@ -111,7 +105,7 @@ class ReadAhead:
     """
 
     def __init__(
-        self, fill: Callable[[DataIds, Tokens], Awaitable[None]], spec: DatasetSpec, budget: Budget = _SHARED
+        self, fill: Callable[[DataIds, Tokens], Coroutine[Any, Any, None]], spec: DatasetSpec, budget: Budget = _SHARED
     ) -> None:
         self._fill = fill
         self._spec = spec
@@ -119,7 +113,6 @@ class ReadAhead:
         self._told: list[_Plan] = []
         self._under_way: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._slow_answers_left = 0
 
     async def get(self, data_ids: DataIds) -> Tokens:
         """Return the samples of these data indices, `(count · sequence_length,)`. Raises as `fill`."""
@@ -139,13 +132,13 @@ class ReadAhead:
             tokens = self._spec.empty_tokens(data_ids)
             length, at = self._spec.sequence_length, 0
             if direct is not None:  # begun first: nobody fetches it yet
-                await self._timed(direct, tokens[len(tokens) - direct.count * length :])
+                await self._fill(direct, tokens[len(tokens) - direct.count * length :])
                 self._extend(plan)
             for unit, part in pieces:
                 into = tokens[at : at + part.count * length]
                 found = await self._piece(unit, part)
                 if found is None:
-                    await self._timed(part, into)
+                    await self._fill(part, into)
                 else:
                     into[:] = found
                 at += part.count * length
@@ -201,7 +194,7 @@ class ReadAhead:
     def _extend(self, plan: _Plan) -> None:
         """Begin to fetch what the plan expects, as far as the bounds allow."""
         loop = asyncio.get_running_loop()
-        while plan.left and not self._closed and self._slow_answers_left:
+        while plan.left and not self._closed:
             under_way = sum(not unit.task.done() for unit in plan.units)
             first = plan.left[0]
             count = max(plan.unit_samples, plan.step)
@@ -209,21 +202,12 @@ class ReadAhead:
             if under_way >= MAX_UNITS_UNDER_WAY or not self._budget.take(wanted.count * self._spec.sequence_bytes):
                 return
             tokens = self._spec.empty_tokens(wanted)
-            task = loop.create_task(self._timed(wanted, tokens))
+            task = loop.create_task(self._fill(wanted, tokens))
             unit = _Unit(wanted, tokens, task, loop.time())
             plan.units.append(unit)
             plan.replace_first(wanted.end + 1)
             self._under_way.add(task)
             task.add_done_callback(partial(self._fetched, plan, unit))
-
-    async def _timed(self, data_ids: DataIds, tokens: Tokens) -> None:
-        begun_s = asyncio.get_running_loop().time()
-        await self._fill(data_ids, tokens)
-        took_s = asyncio.get_running_loop().time() - begun_s
-        if took_s >= AT_ONCE_S + tokens.nbytes / AT_ONCE_BYTES_PER_S:
-            self._slow_answers_left = ANSWERS_REMEMBERED
-        elif self._slow_answers_left:
-            self._slow_answers_left -= 1
 
     def _fetched(self, plan: _Plan, unit: _Unit, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from epochal.data_providers.protocol import DatasetSpec, expecting
-from epochal.data_providers.providers import read_ahead
 from epochal.data_providers.providers.ranged import RangedDataProvider
 from epochal.data_providers.sources.http.source import HttpSource
 from epochal.state.intervals import DataIds
@@ -23,9 +22,8 @@ MAX_BYTES = 1.2
 @pytest.mark.parametrize("is_announced", [False, True])
 @pytest.mark.parametrize("seed", [None, SEED], ids=["in order", "shuffled"])
 async def test_calls_over_http_read_few_bytes_twice(
-    seed: bytes | None, calls: int, is_announced: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seed: bytes | None, calls: int, is_announced: bool, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(read_ahead, "AT_ONCE_S", -1e9)  # every answer is one for which reading ahead helps
     root = tmp_path / "root"
     root.mkdir()
     np.random.default_rng(0).integers(0, 2**16, SEQUENCES * LENGTH, dtype=np.uint16).tofile(root / "a.bin")

@@ -9,17 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Tokens
-from epochal.data_providers.providers import read_ahead
 from epochal.data_providers.providers.read_ahead import MAX_UNITS_UNDER_WAY, Budget, ReadAhead
 from epochal.state.intervals import DataIds
 
 SPEC = DatasetSpec(2, 4)
-LARGE = 2**30
-
-
-@pytest.fixture(autouse=True)
-def _slow_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "AT_ONCE_S", -LARGE)
 
 
 class Source:
@@ -138,12 +131,11 @@ async def test_request_that_is_cancelled_can_be_repeated() -> None:
     source = Source()
     ahead = ReadAhead(source.fill, SPEC)
     with ahead.expecting([DataIds(0, 31)], 4):
-        await ahead.get(DataIds(0, 3))
         source.may_answer.clear()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(ahead.get(DataIds(4, 7)), 0.01)
+            await asyncio.wait_for(ahead.get(DataIds(0, 3)), 0.01)
         source.may_answer.set()
-        for data_ids in requests([4] * 7, 4):
+        for data_ids in requests([4] * 8):
             assert np.array_equal(await ahead.get(data_ids), expected(data_ids))
     await ahead.aclose()
 
@@ -158,36 +150,3 @@ async def test_close_ends_what_is_under_way() -> None:
         async with asyncio.timeout(10):
             await ahead.aclose()
     assert len(asyncio.all_tasks()) == 1
-
-
-async def test_source_that_answers_at_once_is_not_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "AT_ONCE_S", LARGE)
-    source = Source()
-    ahead = ReadAhead(source.fill, SPEC)
-    with ahead.expecting([DataIds(0, 31)], 4):
-        for data_ids in requests([4] * 8):
-            await ahead.get(data_ids)
-    assert source.asked == list(requests([4] * 8))
-    await ahead.aclose()
-
-
-async def test_source_with_a_slow_answer_now_and_then_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_ahead, "FETCH_UNIT_BYTES", 4 * 8)
-    source = Source()
-    ahead = ReadAhead(source.fill, SPEC)
-    with ahead.expecting([DataIds(0, 10**6)], 4):
-        await ahead.get(DataIds(0, 3))
-        monkeypatch.setattr(read_ahead, "AT_ONCE_S", LARGE)  # as from a cache that holds some of it
-        await ahead.get(DataIds(4, 7))
-        await idle()
-        asked = len(source.asked)
-        assert np.array_equal(await ahead.get(DataIds(8, 11)), expected(DataIds(8, 11)))
-        assert DataIds(8, 11) not in source.asked[asked:]
-        for data_ids in requests([4] * 200, 12):
-            await ahead.get(data_ids)
-            await idle()
-        asked = len(source.asked)
-        await ahead.get(DataIds(812, 815))
-        await idle()
-        assert source.asked[asked:] == [DataIds(812, 815)], "no more, after many that came at once"
-    await ahead.aclose()
