@@ -5,11 +5,7 @@ another machine, unless the client's options allow it.
 """
 
 import asyncio
-import fcntl
-import socket
 import ssl
-import struct
-import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -43,12 +39,9 @@ from epochal.state.wire import parse_document
 
 CONNECT_TIMEOUT_S = 15.0
 """Time limit for a connection with its handshake; longer than a server's gate may wait for its coordinator."""
-RECEIVE_AT_ONCE_BYTES = 1024**2
-"""Bytes of samples that the system collects before it wakes the client, where this can be set."""
 
 _TLS_ALERT = 0x15
 """First byte of the alert that a TLS server sends to a client without TLS (RFC 8446, 5.1)."""
-_COUNT = struct.Struct("i")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,27 +163,15 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._target = self._header
         self._filled = 0
         self._last_request = 0
-        self._socket: socket.socket | None = None
-        self._wakes_at_bytes = 1
         self.transport: asyncio.Transport | None = None
         self.welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self.lost: DataError | None = None
         self.received_bytes = 0
 
-    @property
-    def arrived_bytes(self) -> int:
-        """Bytes that the server has sent until now: received, or kept by the system until there are enough."""
-        if self._socket is None or not (self._calls or self._filled):  # nothing is under way
-            return self.received_bytes
-        (kept,) = _COUNT.unpack(fcntl.ioctl(self._socket, termios.FIONREAD, bytes(_COUNT.size)))
-        return self.received_bytes + int(kept)
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         if not isinstance(transport, asyncio.Transport):
             raise InternalError("a TCP connection without a byte transport")
         self.transport = transport
-        if transport.get_extra_info("sslcontext") is None:
-            self._socket = transport.get_extra_info("socket").dup()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(f": {exc}" if exc else "")
@@ -205,9 +186,6 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.welcome.set_exception(self.lost)
         if self.transport is not None:
             self.transport.abort()
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
 
     def send(self, data: bytes) -> None:
         """Send bytes, unless the connection is not there."""
@@ -238,19 +216,6 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._target[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._take(nbytes)
-        self._wake_at(len(self._target) - self._filled)
-
-    def _end(self, reason: str) -> None:
-        """Drop a connection that the server has closed."""
-        over_tls = replace(self._address, tls=True)
-        if self._frame is None and self._filled and self._header[0] == _TLS_ALERT:
-            self.drop(Rejected(f"{self._address} speaks TLS: its address is {over_tls}"))
-        if not self.received_bytes and not self._address.tls:
-            reason += f" before it sent anything; if it speaks TLS, its address is {over_tls}"
-        self.drop(SourceUnavailable(f"{self._address} closed the connection{reason}"))
-
-    def _take(self, nbytes: int) -> None:
         self._filled += nbytes
         self.received_bytes += nbytes
         if self._filled < len(self._target):
@@ -265,12 +230,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         except InvalidDocument as error:
             self.drop(SourceUnavailable(f"{self._address} breaks the protocol: {visible(error.message)}"))
 
-    def _wake_at(self, wanted_bytes: int) -> None:
-        """Let the system wake this client when so many bytes have arrived, or enough of them, or the end."""
-        count = min(wanted_bytes, RECEIVE_AT_ONCE_BYTES)
-        if self._socket is not None and count != self._wakes_at_bytes:
-            self._wakes_at_bytes = count
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
+    def _end(self, reason: str) -> None:
+        """Drop a connection that the server has closed."""
+        over_tls = replace(self._address, tls=True)
+        if self._frame is None and self._filled and self._header[0] == _TLS_ALERT:
+            self.drop(Rejected(f"{self._address} speaks TLS: its address is {over_tls}"))
+        if not self.received_bytes and not self._address.tls:
+            reason += f" before it sent anything; if it speaks TLS, its address is {over_tls}"
+        self.drop(SourceUnavailable(f"{self._address} closed the connection{reason}"))
 
     def _begin_payload(self, frame: FrameHeader) -> None:
         self._frame, self._filled = frame, 0

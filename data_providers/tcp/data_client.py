@@ -45,8 +45,6 @@ SILENCE_TIMEOUT_S = 15.0
 LEAST_BYTES = 256 * 1024
 FAILOVER_CONNECT_TIMEOUT_S = 6.0
 """Time limit for a connection where another server can be asked."""
-OTHERS_WAIT_S = 2.0
-"""Time for which `open` waits for the other servers once one has answered, to compare their datasets."""
 AVOIDED_FIRST_S, AVOIDED_MOST_S = 1.0, 60.0
 """Time for which a server that failed is asked only if no other is left: doubled with each failure, up to a bound."""
 PIECE_BYTES = 1024**2
@@ -107,7 +105,7 @@ class TcpDataProvider:
         access: TicketOrAccess,
         spread: float | None = None,
     ) -> Self:
-        """Connect to the servers; at least one must answer.
+        """Connect to the first of the servers that answers; whether others serve the same is seen when they are asked.
 
         Args:
             addresses: of one server, or of several with the same dataset.
@@ -118,7 +116,6 @@ class TcpDataProvider:
         Raises:
             SourceUnavailable: no server can be reached now; retry.
             Rejected: there is no such host, or no server admits this client, and why.
-            CorruptData: two servers serve different datasets; the operator's fault.
             InvalidInput: there are no addresses or too many, or the file of certificates is not one.
         """
         listed = [addresses] if isinstance(addresses, DataServerAddress) else list(dict.fromkeys(addresses))
@@ -127,26 +124,19 @@ class TcpDataProvider:
         access = access if isinstance(access, DataServerAccess) else DataServerAccess(access)
         first = int((system_jitter() if spread is None else spread) * len(listed))
         servers = [_Server(address) for address in listed[first:] + listed[:first]]
-        failed = await _connect_all(servers, access)
-        served = {
-            server.address: server.connection.welcome.result()
-            for server in servers
-            if server.connection is not None and server.is_connected
-        }
-        if not served:
-            raise _opening_failure(failed)
-        for address, error in failed.items():
-            _log.warning("data_server_does_not_answer", extra={"server": str(address), "reason": error.message})
-        welcome = next(iter(served.values()))
-        if any(other != welcome for other in served.values()):
-            _drop_all(servers)
-            shown = ", ".join(f"{address} {other.fingerprint}" for address, other in served.items())
-            raise CorruptData(f"the data servers serve different datasets: {shown}")
-        opened = cls(servers, access, welcome)
-        for server in servers:
-            if server is not opened._current and server.connection is not None:
-                server.connection.drop(SourceUnavailable("another server is asked first"))
-        return opened
+        failed: dict[DataServerAddress, DataError] = {}
+        for number, server in enumerate(servers, 1):
+            try:
+                server.connection = await _reached(server.address, access, is_last=number == len(servers))
+            except DataError as error:
+                failed[server.address] = error
+                server.failed(error, asyncio.get_running_loop().time())
+            else:
+                for address, reason in failed.items():
+                    fields = {"server": str(address), "reason": reason.message}
+                    _log.warning("data_server_does_not_answer", extra=fields)
+                return cls(servers, access, server.connection.welcome.result())
+        raise _opening_failure(failed)
 
     @property
     def _connection(self) -> ClientConnection:
@@ -204,7 +194,7 @@ class TcpDataProvider:
         Raises:
             DataError: it says what every other server would say.
         """
-        arrived_before_bytes = connection.arrived_bytes
+        arrived_before_bytes = connection.received_bytes
         call = connection.ask(missing, self._access.document_version())
         try:
             if len(failed) + 1 < len(self._servers):
@@ -214,7 +204,7 @@ class TcpDataProvider:
         except (SourceUnavailable, CorruptData) as error:
             self._note_failure(server, error, failed)
         except asyncio.CancelledError:
-            if connection.arrived_bytes == arrived_before_bytes:
+            if connection.received_bytes == arrived_before_bytes:
                 # The caller may have cancelled because the connection is dead: the next call needs a new one.
                 self._give_up(server, SourceUnavailable(f"{server.address} was silent until a call was cancelled"))
             raise
@@ -263,11 +253,7 @@ class TcpDataProvider:
         return min(left, key=lambda server: (max(server.avoided_until_s - now_s, 0.0), order[server]))
 
     async def _reconnected(self, server: _Server, is_last: bool) -> ClientConnection:
-        try:
-            async with asyncio.timeout(None if is_last else FAILOVER_CONNECT_TIMEOUT_S):
-                connection = await connect(server.address, self._access)
-        except TimeoutError as error:
-            raise SourceUnavailable(f"{server.address} cannot be reached: no answer in time") from error
+        connection = await _reached(server.address, self._access, is_last=is_last)
         served = connection.welcome.result()
         if served != self._welcome:
             changed = CorruptData(
@@ -289,38 +275,21 @@ class TcpDataProvider:
 async def _until_silent(call: Call, connection: ClientConnection, address: DataServerAddress) -> None:
     """Return when a call has ended, or its connection was dropped: it delivered too little in `SILENCE_TIMEOUT_S`."""
     while not call.done.done():
-        before_bytes = connection.arrived_bytes
+        before_bytes = connection.received_bytes
         await asyncio.wait([call.done], timeout=SILENCE_TIMEOUT_S)
-        arrived_bytes = connection.arrived_bytes - before_bytes
+        arrived_bytes = connection.received_bytes - before_bytes
         if not call.done.done() and arrived_bytes < LEAST_BYTES:
             slow = f"{address} sent {arrived_bytes} bytes in {SILENCE_TIMEOUT_S:g} s"
             connection.drop(SourceUnavailable(slow))
 
 
-async def _connect_all(servers: Sequence[_Server], access: DataServerAccess) -> dict[DataServerAddress, DataError]:
-    """Connect to the servers at once, and return why which failed. The others have a little time after the first."""
-    failed: dict[DataServerAddress, DataError] = {}
-
-    async def attempt(server: _Server) -> None:
-        try:
-            server.connection = await connect(server.address, access)
-        except DataError as error:
-            failed[server.address] = error
-            server.failed(error, asyncio.get_running_loop().time())
-
+async def _reached(address: DataServerAddress, access: DataServerAccess, *, is_last: bool) -> ClientConnection:
+    """Connect within a bound, which is shorter while other servers are left."""
     try:
-        async with asyncio.TaskGroup() as group:
-            left = {group.create_task(attempt(server)) for server in servers}
-            while left and not any(server.is_connected for server in servers):
-                _, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-            if left:
-                _, left = await asyncio.wait(left, timeout=OTHERS_WAIT_S)
-            for late in left:
-                late.cancel()
-    except BaseExceptionGroup as errors:
-        _drop_all(servers)
-        raise errors.exceptions[0] from None
-    return failed
+        async with asyncio.timeout(None if is_last else FAILOVER_CONNECT_TIMEOUT_S):
+            return await connect(address, access)
+    except TimeoutError as error:
+        raise SourceUnavailable(f"{address} cannot be reached: no answer in time") from error
 
 
 def _drop_all(servers: Sequence[_Server]) -> None:

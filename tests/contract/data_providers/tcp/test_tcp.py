@@ -194,8 +194,8 @@ async def test_tcp_call_cancelled_in_the_middle_keeps_the_connection() -> None:
     client = await open_client(DataServerAddress(HOST, server.sockets[0].getsockname()[1], "a-run"))
     async with asyncio.TaskGroup() as group, asyncio.timeout(BOUND_S):
         asking = group.create_task(client.get_samples(DataIds(0, 0)))
-        arrived = client._connection.arrived_bytes + len(payload) // 4
-        while client._connection.arrived_bytes < arrived:  # noqa: ASYNC110 - it has no event
+        arrived = client._connection.received_bytes + len(payload) // 4
+        while client._connection.received_bytes < arrived:  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         asking.cancel()
     halfway.set()

@@ -173,12 +173,6 @@ async def test_data_that_every_server_finds_damaged_are_corrupt(source: LocalDat
         await client.aclose()
 
 
-async def test_servers_of_different_datasets_are_refused_at_the_start(source: LocalDataProvider) -> None:
-    async with serving(source) as (_, first), serving(DummyDataProvider(SPEC)) as (_, second):
-        with pytest.raises(CorruptData, match="different datasets: tcp://127"):
-            await open_both(first, second)
-
-
 async def test_server_that_comes_back_with_other_data_is_not_used(source: LocalDataProvider) -> None:
     async with serving(source) as (_, first):
         async with serving(source) as (_, second):
