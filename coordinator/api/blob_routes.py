@@ -1,8 +1,6 @@
 """Routes of blobs: results and checkpoints, named by the SHA-256 of their bytes."""
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,8 +13,7 @@ from epochal.coordinator.api.request_parts import ADMIN, MEMBER, blob_reader, ca
 from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.transfers import Transfer
 from epochal.coordinator.handlers import Handlers
-from epochal.coordinator.store.blobs import STREAM_BYTES
-from epochal.runtime.connections.shedding import SendFile, end_connection, file_sender
+from epochal.runtime.connections.shedding import end_connection
 from epochal.runtime.http.bodies import (
     IMMUTABLE,
     body_pieces,
@@ -34,12 +31,6 @@ from epochal.state.wire import ClientId, Sha256
 
 log = logging.getLogger(__name__)
 
-MIN_FILE_BYTES = 4 * STREAM_BYTES
-"""A smaller blob is sent through the process: opening its file once more would take longer."""
-MAX_SENT_BYTES = 8 * 1024 * 1024
-"""Maximum size of the part of a file that is sent at a time."""
-SENT_WITHIN_S = 0.25
-"""A part that takes longer is followed by a smaller one."""
 MAX_RANGE_DIGITS = 18
 """Maximum length of a number in a `Range`: longer ones are beyond every blob's end."""
 _CONTENT_RANGE = {"type": "string", "pattern": "^bytes [0-9]{1,18}-[0-9]{1,18}/[0-9]{1,18}$"}
@@ -64,16 +55,12 @@ class BlobResponse(BytesResponse):
         self._handlers = handlers
         self._client_id = client_id
         self._part = part
-        self._has_begun = self._has_left = False
+        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             async with self._handlers.downloads.place(self._client_id) as transfer:
-                await self._send_pieces(transfer, min(self._part.start + STREAM_BYTES, self._part.stop), receive, send)
-                send_file = file_sender(scope)
-                if send_file is not None:
-                    await self._send_file(transfer, send_file, receive)
-                await self._send_pieces(transfer, self._part.stop, receive, send)
+                await self._send_pieces(transfer, receive, send)
         except EpochalError as error:
             if not self._has_begun:
                 await problem_response(error)(scope, receive, send)
@@ -81,13 +68,9 @@ class BlobResponse(BytesResponse):
             log.info("download_ended", extra={"client_id": self._client_id, "reason": str(error)})
             await end_connection(scope, receive)
 
-    async def _send_pieces(self, transfer: Transfer, stop: int, receive: Receive, send: Send) -> None:
-        """Send the bytes up to `stop` that were not sent yet, through this process."""
+    async def _send_pieces(self, transfer: Transfer, receive: Receive, send: Send) -> None:
         part = self._part
-        start = part.start + transfer.moved_bytes
-        if self._has_left or (start >= stop and stop > part.start):
-            return
-        async for piece in self._handlers.service.blobs.stream(part.sha256, start, stop):
+        async for piece in self._handlers.service.blobs.stream(part.sha256, part.start, part.stop):
             if not self._has_begun:
                 await send(self._head())
                 self._has_begun = True
@@ -96,37 +79,7 @@ class BlobResponse(BytesResponse):
             await transfer.move(partial(send, body))
             transfer.moved_bytes += len(piece)
             if has_gone(receive):
-                self._has_left = True
                 return
-
-    async def _send_file(self, transfer: Transfer, send_file: SendFile, receive: Receive) -> None:
-        """Send all but the last piece from the store's file to the connection, where that is possible.
-
-        Parts grow while the member reads fast: a slow one has no more under way than the bounds on its rate allow for.
-        """
-        downloads, part = self._handlers.downloads, self._part
-        if part.stop - part.start <= MIN_FILE_BYTES or downloads.open_files.locked():
-            return
-        async with downloads.open_files, self._handlers.service.blobs.opened(part.sha256) as blob:
-            if blob.descriptor is not None:
-                await self._send_parts(transfer, partial(send_file, blob.descriptor), receive)
-
-    async def _send_parts(
-        self, transfer: Transfer, send_part: Callable[[int, int], Awaitable[None]], receive: Receive
-    ) -> None:
-        part, part_bytes, now_s = self._part, STREAM_BYTES, asyncio.get_running_loop().time
-        while (start := part.start + transfer.moved_bytes) < part.stop - STREAM_BYTES and not self._has_left:
-            count = min(part_bytes, part.stop - STREAM_BYTES - start)
-            began_s = now_s()
-            try:
-                await transfer.move(partial(send_part, start, count))
-            except OSError:
-                self._has_left = True
-                return
-            transfer.moved_bytes += count
-            is_fast = now_s() - began_s < SENT_WITHIN_S
-            part_bytes = min(part_bytes * 2, MAX_SENT_BYTES) if is_fast else max(part_bytes // 2, STREAM_BYTES)
-            self._has_left = has_gone(receive)
 
     def _head(self) -> Message:
         return {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}

@@ -3,7 +3,6 @@
 A member's downloads end with its membership.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,20 +21,11 @@ MAX_DOWNLOADS_PER_CLIENT = 16
 """A client fetches up to eight blobs at a time; the rest is for connections that broke unnoticed."""
 
 
-MAX_OPEN_FILES = 64
-"""Maximum number of downloads whose blob's file is open all the time: descriptors are the journal's too."""
-
-
 class Downloads:
-    """The running downloads of one service.
-
-    Attributes:
-        open_files: held by a download that keeps its blob's file open.
-    """
+    """The running downloads of one service."""
 
     def __init__(self, service: CoordinatorService) -> None:
         self._places = Places(MAX_DOWNLOADS, MAX_DOWNLOADS_PER_CLIENT, service.now_s)
-        self.open_files = asyncio.Semaphore(MAX_OPEN_FILES)
         service.readers.on_change(self._end_those_of_former_members)
 
     @property

@@ -19,10 +19,6 @@ STREAM_BYTES = 256 * 1024
 class OpenBlob(Readable, Protocol):
     """A blob of which parts are read."""
 
-    @property
-    def descriptor(self) -> int | None:
-        """The open file that holds exactly these bytes; None if there is none."""
-
     def view(self) -> memoryview:
         """Return all of its bytes, which take no memory of the process's own where a file holds them.
 
@@ -106,8 +102,6 @@ async def read_again(body: AsyncIterator[bytes], size_bytes: int) -> None:
 
 class BytesOfBlob(bytes):
     """A blob in memory (`OpenBlob`)."""
-
-    descriptor = None
 
     def view(self) -> memoryview:
         """Return all of its bytes."""

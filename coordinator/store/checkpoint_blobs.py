@@ -38,10 +38,6 @@ class JoinedParts:
                 pieces.append(bytes(blob[max(0, start - first) : min(len(blob), stop - first)]))
         return b"".join(pieces)
 
-    @property
-    def descriptor(self) -> None:
-        """There is no one file that holds these bytes."""
-
     def view(self) -> memoryview:
         """Return all bytes, as a copy in a temporary file."""
         return mapped_copy(self)

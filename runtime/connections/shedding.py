@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, TypeAlias
+from typing import Any
 
 from epochal.runtime.connections.accept_rates import AcceptRates, Pool
 from epochal.runtime.connections.per_address import ByAddress
@@ -40,10 +40,6 @@ SHED_SHOWN_S = 60.0
 """Time for which `/readyz` shows that connections were shed."""
 CONNECTION_IN_SCOPE = "epochal.connection"
 """Key of a request's `Connection` in the ASGI scope."""
-
-
-SendFile: TypeAlias = Callable[[int, int, int], Awaitable[None]]
-"""Sends bytes of an open file: its descriptor, the place of the first byte, and their number."""
 
 
 class Peer(StrEnum):
@@ -97,7 +93,6 @@ class Connection:
         abort: ends the connection at once.
         opened_s: when it was accepted, on the server's clock.
         peer: who is at the other end.
-        send_file: sends a part of a file as a part of the present answer's body; None where that is not possible.
         owner: the member, if it is one.
         pool: from which it has taken a token, until it is a member's.
     """
@@ -108,7 +103,6 @@ class Connection:
     pool: Pool | None = None
     peer: Peer = Peer.STRANGER
     owner: str = ""
-    send_file: SendFile | None = None
     is_held: bool = True
     _is_vouched: bool = field(default=False, repr=False)
 
@@ -303,16 +297,6 @@ def vouch_for(scope: MutableMapping[str, Any], owner: str) -> Connection | None:
     connection: Connection = place[1]
     connections.vouch(connection, owner)
     return connection
-
-
-def file_sender(scope: MutableMapping[str, Any]) -> SendFile | None:
-    """Return how to send a part of a file as a part of the answer's body; None where that is not possible.
-
-    Args:
-        scope: the request's ASGI scope.
-    """
-    place = scope.get(CONNECTION_IN_SCOPE)
-    return None if place is None else place[1].send_file
 
 
 async def end_connection(scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> None:

@@ -26,7 +26,6 @@ from epochal.runtime.connections.shedding import (
     Shed,
 )
 from epochal.runtime.http.certificate_names import dialled_host
-from epochal.runtime.http.file_sending import FileSending, can_send_files
 from epochal.state.errors import InvalidInput
 
 KEEP_ALIVE_S = 75
@@ -146,8 +145,8 @@ class BoundedConnection(HttpToolsProtocol):
     """
 
     __slots__ = (
-        "_connections", "_files", "_head_bytes", "_head_timer", "_patience_s", "_paused_bytes", "_paused_s",
-        "_rest_timer", "_running", "_unread_timer", "_waiting", "_waiting_timer", "closing_since_s", "connection",
+        "_connections", "_head_bytes", "_head_timer", "_patience_s", "_paused_bytes", "_paused_s", "_rest_timer",
+        "_unread_timer", "_waiting", "_waiting_timer", "closing_since_s", "connection",
     )  # fmt: skip
 
     def __init__(
@@ -169,17 +168,11 @@ class BoundedConnection(HttpToolsProtocol):
         self._paused_s = 0.0
         self._paused_bytes = 0
         self.closing_since_s: float | None = None
-        self._running: Any = None
-        """The request that is being answered."""
-        self._files: FileSending | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._head_is_late)
         self.connection.abort = transport.abort
-        if can_send_files(transport):
-            self._files = FileSending(transport)
-            self.connection.send_file = self.send_file
         if not self.connection.is_held:  # it was shed while it was opened
             transport.abort()
 
@@ -205,10 +198,7 @@ class BoundedConnection(HttpToolsProtocol):
         # Without these, reference counting frees everything; the collector of cycles runs too rarely for a flood.
         self.cycle = self.scope = self._waiting = None  # type: ignore[assignment]
         self.pipeline.clear()
-        self._running = None
-        if self._files is not None:
-            self._files.end()
-        self.connection.abort, self.connection.send_file = _nothing, None
+        self.connection.abort = _nothing
         if getattr(self.transport, "_read_ready_cb", None) is not None:  # asyncio's own method, bound (until 3.12)
             self.transport._read_ready_cb = None  # type: ignore[attr-defined]
 
@@ -235,21 +225,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._waiting = cycle, app
             self._waiting_timer = self.loop.call_later(SHORT_BODY_WAIT_S, self._start_waiting)
         else:
-            self._answer(cycle, app)
-
-    def _answer(self, cycle: Any, app: Any) -> None:
-        self._running = cycle
-        super()._start_asgi_task(cycle, app)
-
-    async def send_file(self, descriptor: int, start: int, count: int) -> None:
-        """Send bytes of a file as the next ones of the present answer's body, without reading them into the process.
-
-        Raises:
-            OSError: the connection has ended, or the file is shorter.
-        """
-        assert self._files is not None
-        self._running.expected_content_length -= count
-        await self._files.send(descriptor, start, count)
+            super()._start_asgi_task(cycle, app)
 
     def _has_short_body(self) -> bool:
         fields = dict(self.headers)
@@ -263,7 +239,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._waiting_timer.cancel()
             self._waiting_timer = None
         if waiting is not None:
-            self._answer(*waiting)
+            super()._start_asgi_task(*waiting)
 
     def on_response_complete(self) -> None:
         self._connections.has_answered(self.connection)

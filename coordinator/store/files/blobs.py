@@ -250,10 +250,6 @@ class _OpenBlob:
             raise StoreFailed(f"blob {self._sha256} is shorter than {self._size_bytes} bytes")
         return data
 
-    @property
-    def descriptor(self) -> int | None:
-        return self._descriptor
-
     def view(self) -> memoryview:
         try:
             return memoryview(mmap.mmap(self._descriptor, self._size_bytes, access=mmap.ACCESS_READ))

@@ -66,8 +66,6 @@ class OpenObject:
         version: the one that is read; None before anything was.
     """
 
-    descriptor = None
-
     def __init__(self, objects: Objects, sha256: Sha256, size_bytes: int, version: str | None = None) -> None:
         self._objects = objects
         self._key = key_of(sha256)
