@@ -27,6 +27,7 @@ from epochal.coordinator.machine.membership import check_admitted, check_join
 from epochal.coordinator.machine.parts.admissions import Applicant
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.verification import replay_key
+from epochal.coordinator.machine.replays.judging import check_role
 from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
@@ -158,12 +159,11 @@ class Handlers:
         """Return which verifier sends a request.
 
         Raises:
-            Refused: `unauthorized` unless it has a verifier's token; `not-now` if the run's results are not replayed.
+            Refused: `unauthorized` unless it has a verifier's token; `not-now` if the run's results are not replayed;
+                `forbidden` if it lost its role.
         """
         found = self._program("verifier", token)
-        if self.service.run.state_file.verify is None:
-            message = "results of this run are not computed again; its state file needs a table [verify] for that"
-            raise Refused(Refusal.NOT_NOW, message)
+        check_role(self.service.run, found)
         return found
 
     def _program(self, kind: messages.ProgramKind, token: str | None) -> str:

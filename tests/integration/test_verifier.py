@@ -1,5 +1,6 @@
 """`epochal verifier` in a run of real processes: a member that lies, verifiers that die, and a restart."""
 
+import asyncio
 import re
 import signal
 from pathlib import Path
@@ -8,12 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from epochal.coordinator_client.http import CoordinatorClient
+from epochal.state.errors import Refused
+from epochal.state.messages.replay_messages import ReplayReport
 from epochal.state.phase_names import RunState
+from epochal.state.refusals import Refusal
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
-from tests.support.drive.processes import RealRun, in_training, real_run
+from tests.support.data.token_files import write_tokens
+from tests.support.drive.processes import RealRun, in_training, real_run, retry_policy
+from tests.support.models.lying_trainer import HONEST_STEPS
+from tests.support.servers.plain_http import PLAIN
 
 LIAR = "tests.support.models.lying_trainer:LyingTrainer"
+COPIER = "tests.support.models.lying_trainer:OldResultsTrainer"
+CLASS = "float32/cpu"
 VERIFIED: dict[str, Any] = {
     "config__total_steps": 10_000,
     "config__global_batch_size_start": 6,
@@ -134,6 +144,94 @@ async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -
         await run.line_of(verifier, "excess distance")
         await run.line_of(verifier, "the run is finished, and no other result is to be computed again")
         assert await verifier.wait(BOUND_S) == 0, verifier.log_tail()
+
+
+@pytest.mark.nightly
+async def test_verifier_that_computes_otherwise_loses_its_role_and_convicts_nobody(tmp_path: Path) -> None:
+    """As one of another version might; it finds each honest result false."""
+    async with real_run(tmp_path, 3, **VERIFIED) as run:
+        others = [await start_verifier(run, f"verifier-{number}") for number in (1, 2)]
+        bad = await start_verifier(run, "bad", "--trainer", LIAR)
+        tested = await run.until_logged(run.coordinator, "verifier_tested")
+        assert (tested["is_refused"], tested["expected"]) == (True, 0.0)
+        assert tested["excess"] > 1.5
+        assert await bad.wait(BOUND_S) == 1
+        assert "lost its role: it failed at a task with a known answer" in bad.log_tail()
+        for one in others:
+            await distances(run, one, 2)
+        assert not run.events(run.coordinator, "client_convicted")
+        assert len(run.events(run.coordinator, "verifier_tested")) == 1
+        await run.stop_coordinator()
+        await run.prove()
+
+
+async def pass_everything(run: RealRun) -> Refused:
+    """Take replays and pass each of them, as a verifier that computes nothing; return what ends that."""
+    token = await run.command_here("token", "verifier", run.store)
+    async with await CoordinatorClient.connect(run.url, retry_policy(), PLAIN) as api, asyncio.timeout(BOUND_S):
+        api.use_token(token.out.strip())
+        while True:
+            try:
+                leased = await api.lease_replay(1.0)
+                if leased is not None:
+                    of = leased.step, leased.client_id, leased.result_sha256
+                    await api.report_replay(ReplayReport(*of, 0.0, 1.0, 1.0, CLASS, CLASS, 1))
+            except Refused as refusal:
+                if refusal.kind is Refusal.FORBIDDEN:
+                    return refusal
+
+
+@pytest.mark.nightly
+async def test_verifier_that_passes_everything_loses_its_role_once_a_lie_is_known(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=4, **VERIFIED) as run:
+        for number in (1, 2):
+            await start_verifier(run, f"verifier-{number}")
+        for _ in range(3):
+            await run.start_client()
+        liars = [await run.start_client(trainer=LIAR)]
+        assert "lost its role" in (await pass_everything(run)).message
+        tested = await run.until_logged(run.coordinator, "verifier_tested")
+        assert (tested["is_refused"], tested["excess"]) == (True, 0.0)
+        assert tested["expected"] > 1.5
+        found = {one["client_id"] for one in run.events(run.coordinator, "client_convicted")}
+        assert found == {run.client_id_of(one) for one in liars}
+
+
+@pytest.mark.nightly
+async def test_member_that_delivers_an_old_result_again_is_found_although_few_are_drawn(tmp_path: Path) -> None:
+    async with real_run(tmp_path, config__init_min_clients=4, **VERIFIED | {"verify__percent": 10}) as run:
+        await start_verifier(run, "verifier-1")
+        for _ in range(3):
+            await run.start_client()
+        copier = run.client_id_of(await run.start_client(trainer=COPIER))
+        convicted = await run.until_logged(run.coordinator, "client_convicted")
+        assert convicted["client_id"] == copier
+        assert convicted["step"] > HONEST_STEPS
+        assert copier in {one["client_id"] for one in run.events(run.coordinator, "client_flagged")}
+
+
+@pytest.mark.nightly
+async def test_where_no_verifier_is_rounds_go_on_and_status_says_so(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 2, **VERIFIED | {"verify__within": 1}) as run:
+        dropped = await run.until_logged(run.coordinator, "replays_dropped")
+        await run.until(in_training(max(dropped["steps"]) + 4))
+        (await run.command_here("status", run.url)).expect(0, "No verifier: nobody computes results again")
+        assert not run.events(run.coordinator, "client_convicted")
+
+
+@pytest.mark.nightly
+async def test_replays_whose_data_have_gone_blame_nobody_and_go_on_once_they_are_back(tmp_path: Path) -> None:
+    of_run, own = write_tokens(tmp_path / "data"), write_tokens(tmp_path / "copy")
+    whole = own.read_bytes()
+    async with real_run(tmp_path / "run", 2, **VERIFIED | {"model__LLM__data_location": {"Local": str(of_run)}}) as run:
+        verifier = await start_verifier(run, "verifier-1", "--data", str(own))
+        await distances(run, verifier, 1)
+        own.write_bytes(b"")
+        await run.line_of(verifier, "not computed again (data)")
+        own.write_bytes(whole)
+        found = await distances(run, verifier, 4)
+        assert {distance for client in found.values() for distance in client} == {0.0}
+        assert not run.events(run.coordinator, "client_convicted")
 
 
 @pytest.mark.nightly

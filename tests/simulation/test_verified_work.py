@@ -1,4 +1,4 @@
-"""A third of thirty members lie, and verifiers are slow, die, convict everything or pass everything, in virtual time.
+"""A third of the members lie, and verifiers are slow, die, convict everything or pass everything, in virtual time.
 
 Members' results are no bytes here: a verifier finds the distance that the test gives a result, honest or not.
 """
@@ -13,6 +13,7 @@ import pytest
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Convicted, OutcomeDecided, ReplayJudged, VerifierTested
 from epochal.coordinator.machine.parts.verification import OpenReplay
+from epochal.coordinator.machine.replays.tolerances import tolerance_of
 from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.stimuli import CalibrationReported, ReplayReported, Stamped
 from epochal.state.errors import Refused
@@ -43,17 +44,36 @@ class Verifier:
 
 
 class VerifiedRun:
-    """Members in virtual time, the last of which lie from a round on, and verifiers."""
+    """Members in virtual time, the last of which lie from a round on, and verifiers.
 
-    def __init__(self, verifiers: list[Verifier], lies_from: int, percent: int = 10, seed: int = 0) -> None:
-        sizes = {"config__global_batch_size_start": 120, "config__global_batch_size_end": 120}
-        long = {"config__total_steps": 1000, "config__epoch_time": 1e7, "config__init_min_clients": MEMBERS}
+    Args:
+        verifiers: of the run.
+        lies_from: the round.
+        percent: `verify.percent`.
+        seed: of what is drawn here.
+        members, liars: numbers of members, and of those that lie.
+        within: part of the tolerance at which lies are, for members that know it; None for lies that are far away.
+    """
+
+    def __init__(
+        self,
+        verifiers: list[Verifier],
+        lies_from: int,
+        percent: int = 10,
+        seed: int = 0,
+        members: int = MEMBERS,
+        liars: int = LIARS,
+        within: float | None = None,
+    ) -> None:
+        sizes = {"config__global_batch_size_start": 4 * members, "config__global_batch_size_end": 4 * members}
+        long = {"config__total_steps": 1000, "config__epoch_time": 1e7, "config__init_min_clients": members}
         verify = {"percent": percent, "within": WITHIN}
         state = state_file(verify=verify, merge__inner_state="reset", config__witness_nodes=1, **sizes, **long)
-        times = [lambda batches, _: (2.0 + batches, 0.5)] * MEMBERS
+        times = [lambda batches, _: (2.0 + batches, 0.5)] * members
         self.timed = TimedMembers(state, times)
         self.verifiers, self.lies_from = verifiers, lies_from
-        self.liars = frozenset(member(number) for number in range(MEMBERS - LIARS, MEMBERS))
+        self.liars = frozenset(member(number) for number in range(members - liars, members))
+        self.within = within
         self.chance = random.Random(seed)
         self.distances: dict[str, float] = {}
         for one in verifiers:
@@ -86,8 +106,16 @@ class VerifiedRun:
         """The distance of a result from every honest replay of it, about."""
         is_lie = replay.client_id in self.liars and replay.step >= self.lies_from
         low, high = (0.4, 1.8) if is_lie else (0.0, HONEST_MOST)
+        if is_lie and self.within is not None:
+            low = high = self.within * self.tolerance
         found = self.distances.setdefault(replay.result_sha256, self.chance.uniform(low, high))
         return max(0.0, found + self.chance.uniform(-0.005, 0.005))
+
+    @property
+    def tolerance(self) -> float:
+        """The present tolerance, which anybody may know."""
+        (known,) = self.run.members.verification.distances.values()
+        return tolerance_of(known)
 
     def replayed(self) -> tuple[Run, list[object]]:
         """Return the run and the instructions that the journal gives."""
@@ -141,6 +169,32 @@ def test_a_third_that_lies_is_convicted_whatever_single_verifiers_do() -> None:
     assert refused(found) == {"convicts", "passes"}
     tested = [one for one in told if isinstance(one, VerifierTested)]
     assert {one.verifier for one in tested if one.is_refused} == {"convicts", "passes"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("seed", range(3))
+def test_a_third_of_hundreds_that_lies_is_convicted_by_many_verifiers_some_of_which_lie(seed: int) -> None:
+    honest = [Verifier(f"honest {number}", per_round=30) for number in range(3)]
+    bad = [Verifier("convicts", lambda _: 1.5), Verifier("passes", lambda _: 0.0), Verifier("dies", dies_after=12)]
+    found = VerifiedRun([*honest, *bad], lies_from=1 + 4 * seed, seed=seed, members=210, liars=70)
+    found.play(4 * seed + 32)
+    told = check(found)
+    assert set(convicted(told)) <= found.liars
+    assert len(convicted(told)) >= 0.85 * len(found.liars), "95 % of them are drawn in 28 rounds"
+    assert refused(found) == {"convicts", "passes"}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("liars", [3, LIARS])
+def test_members_that_stay_within_the_tolerance_move_it_little_and_nobody_is_convicted(liars: int) -> None:
+    """Where they are few, what is usual shows them: they are flagged, and their shares do not grow."""
+    found = VerifiedRun([Verifier("only", per_round=30)], lies_from=6, percent=50, liars=liars, within=0.85)
+    found.play(40)
+    assert convicted(check(found)) == {}
+    assert 1.5 * HONEST_MOST <= found.tolerance <= 2 * 1.5 * HONEST_MOST
+    flagged = {one for one, of in found.run.members.by_id.items() if of.trust.flagged}
+    assert flagged <= found.liars
+    assert liars == LIARS or flagged == found.liars
 
 
 @pytest.mark.nightly

@@ -85,19 +85,25 @@ def take(run: Run, event: VerifierStimulus) -> Handled:
 
 def check_may_report(run: Run, event: VerifierStimulus) -> None:
     """Raise `Refused` if the run has no use for such a report, or none of this verifier's."""
+    check_role(run, event.verifier)
     verify = run.state_file.verify
-    if verify is None:
-        raise Refused(Refusal.NOT_NOW, "this run has no [verify]: nothing is computed again")
+    assert verify is not None
     by = "scores" if isinstance(event, ScoreReported) else verify.by if isinstance(event, ReplayFailed) else "replays"
     if by != verify.by:
         raise Refused(Refusal.NOT_NOW, f'this run has verify.by = "{verify.by}"; reports of {by} are not taken')
     known = run.members.verification.verifiers
-    verifier = known.get(event.verifier, KnownVerifier(run.progress.step))
-    if verifier.is_refused:
-        message = f"verifier {event.verifier} lost its role: it failed at a task with a known answer"
-        raise Refused(Refusal.FORBIDDEN, message)
     if event.verifier not in known and len(known) >= MAX_VERIFIERS and all(one.is_refused for one in known.values()):
         raise Refused(Refusal.OVERLOADED, f"the run knows {MAX_VERIFIERS} verifiers that lost their role")
+
+
+def check_role(run: Run, name: str) -> None:
+    """Raise `Refused`: `not-now` where nothing is computed again, `forbidden` for a verifier that lost its role."""
+    if run.state_file.verify is None:
+        message = "results of this run are not computed again; its state file needs a table [verify] for that"
+        raise Refused(Refusal.NOT_NOW, message)
+    known = run.members.verification.verifiers.get(name)
+    if known is not None and known.is_refused:
+        raise Refused(Refusal.FORBIDDEN, f"verifier {name} lost its role: it failed at a task with a known answer")
 
 
 def absolve(run: Run, event: ClientAbsolved) -> Run:

@@ -1,4 +1,4 @@
-"""A trainer for real clients that trains the embedded model as anybody does, and says the opposite."""
+"""Trainers for real clients that train the embedded model as anybody does, and deliver something else."""
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
@@ -10,6 +10,8 @@ from epochal.trainers.architectures import open_model
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.packages import TrainerSetup
 from epochal.trainers.protocol import TrainedRound
+
+HONEST_STEPS = 5
 
 
 class LyingTrainer(LearnerTrainer):
@@ -25,3 +27,22 @@ class LyingTrainer(LearnerTrainer):
     ) -> TrainedRound:
         trained = await super().train(plan, parameters, batches)
         return replace(trained, difference={name: -values for name, values in trained.difference.items()})
+
+
+class OldResultsTrainer(LearnerTrainer):
+    """Is honest in the first `HONEST_STEPS` steps, and delivers the last of these results again in each later one."""
+
+    _old: Mapping[str, Float32Array] | None = None
+
+    @classmethod
+    def open(cls, setup: TrainerSetup) -> "OldResultsTrainer":
+        """Return the trainer of a client."""
+        return cls(open_model(setup.spec), setup.optimizer, False, setup.worker, setup.name)
+
+    async def train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        trained = await super().train(plan, parameters, batches)
+        if plan.step <= HONEST_STEPS or self._old is None:
+            self._old = {name: values.copy() for name, values in trained.difference.items()}
+        return replace(trained, difference={name: values.copy() for name, values in self._old.items()})
