@@ -38,6 +38,7 @@ from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationHistory, EvaluationReport
 from epochal.state.messages.replay_messages import (
     CalibrationReport,
+    DataTicket,
     LeasedReplay,
     ReplayFailure,
     ReplayReport,
@@ -302,7 +303,7 @@ class CoordinatorClient:
     async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
         """Return a result to compute again, leased; None if none comes within `wait_s`.
 
-        This and the next six need a verifier's token.
+        This and the next seven need a verifier's token.
         """
         return await self._leased(LeasedReplay, "/replays", wait_s)
 
@@ -329,6 +330,10 @@ class CoordinatorClient:
     async def report_calibration(self, report: CalibrationReport) -> None:
         """Report distances between honest repetitions."""
         await self._request("POST", "/calibrations", message=report)
+
+    async def data_ticket(self) -> DataTicket:
+        """Return a verifier's ticket for data servers."""
+        return await self._fetch(DataTicket, "POST", "/tickets")
 
     async def lease_slice(self, worker: str, wait_s: float) -> LeasedSlice | None:
         """Return a slice of the update to make, leased; None if there is none within `wait_s`.

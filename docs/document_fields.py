@@ -38,7 +38,15 @@ OTHERS: Mapping[str, Any] = {"Mix": ScheduledMix, "MixEntry": MixEntry, "Results
 """Documents with their own parser."""
 FOR_OPERATORS = frozenset(
     {
-        *("CheckpointRef", "EvaluationHistory", "FailedData", "KeptCheckpoints", "LeasedCheck", "LeasedReplay"),
+        *(
+            "CheckpointRef",
+            "DataTicket",
+            "EvaluationHistory",
+            "FailedData",
+            "KeptCheckpoints",
+            "LeasedCheck",
+            "LeasedReplay",
+        ),
         *("LeasedSlice", "ParameterNames", "ProgramToken", "QuarantineRelease", "RenewedLease", "RunStatus"),
     }
 )

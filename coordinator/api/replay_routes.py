@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from epochal.coordinator.api.request_parts import RUN, VERIFIER, WAIT_S
+from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S
 from epochal.coordinator.handlers import Handlers
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, document_response, read_message
@@ -15,11 +16,13 @@ from epochal.runtime.http.openapi import DescribedRoute, takes
 from epochal.runtime.http.parameters import Query
 from epochal.state.messages.replay_messages import (
     CalibrationReport,
+    DataTicket,
     LeasedReplay,
     ReplayFailure,
     ReplayReport,
     ScoreReport,
 )
+from epochal.state.messages.requests import VERIFIER_PREFIX
 
 
 def replay_routes(handlers: Handlers) -> APIRouter:
@@ -54,6 +57,11 @@ def replay_routes(handlers: Handlers) -> APIRouter:
     async def give_back(verifier: Annotated[str, Depends(verifier_of)], lease: str) -> Response:
         handlers.replays.give_back(verifier, lease)
         return Response(status_code=204)
+
+    @router.post(f"{RUN}/tickets", summary="A verifier's ticket for data servers", response_model=DataTicket)
+    async def ticket(verifier: Annotated[str, Depends(verifier_of)]) -> Response:
+        signed = handlers.tokens.data_ticket(VERIFIER_PREFIX + verifier, handlers.service.now_s())
+        return document_response(DataTicket(signed, SESSION_LIFETIME_S))
 
     _add_reports(router, handlers, verifier_of)
     return router

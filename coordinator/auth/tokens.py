@@ -64,9 +64,9 @@ class SessionTokens:
         """Return a signed token for the client's requests, valid for `SESSION_LIFETIME_S`."""
         return self._sign(client_id, SESSION_AUDIENCE, now_s, {"sid": session})
 
-    def data_ticket(self, client_id: ClientId, now_s: float) -> str:
-        """Return a signed ticket for data servers; it is not a session token."""
-        return self._sign(client_id, DATA_TICKET_AUDIENCE, now_s, {})
+    def data_ticket(self, holder: str, now_s: float) -> str:
+        """Return a signed ticket for data servers, of a client or of a verifier; it is not a session token."""
+        return self._sign(holder, DATA_TICKET_AUDIENCE, now_s, {})
 
     def program_token(self, kind: ProgramKind, now_s: float) -> str:
         """Return a signed token for the requests of a program of this kind, with an id of its own."""

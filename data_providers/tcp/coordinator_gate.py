@@ -30,7 +30,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Roster, RoundAhead, RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
 from epochal.state.intervals import DataIds, coalesce
-from epochal.state.messages.requests import DATA_TICKET_AUDIENCE
+from epochal.state.messages.requests import DATA_TICKET_AUDIENCE, VERIFIER_PREFIX
 from epochal.state.wire import ClientId, Seed, Sha256
 
 CLOCK_LEEWAY_S = 60.0
@@ -112,6 +112,7 @@ class CoordinatorGate:
     async def allow(self, client_id: ClientId, data_ids: DataIds, version: int = ANY_VERSION) -> None:
         """Raise unless one of the last `KEPT_ROUNDS` rounds, or the provisional next, assigns the client all of these.
 
+        A verifier computes any round's work again, and may read all.
         What is known to be the client's is allowed at once. For anything else the gate waits for news; it refuses only
         what it does not find in a document as new as the request's.
 
@@ -132,8 +133,8 @@ class CoordinatorGate:
         raise Rejected(f"data indices {data_ids} are not assigned to client {client_id}", client_id=client_id)
 
     def is_in_rounds(self, client_id: ClientId) -> bool:
-        """Return whether one of the last `KEPT_ROUNDS` rounds assigns the client data."""
-        return any(readable.get(client_id) for readable in self._rounds.values())
+        """Return whether one of the last `KEPT_ROUNDS` rounds assigns the client data, or it is a verifier."""
+        return _is_verifier(client_id) or any(readable.get(client_id) for readable in self._rounds.values())
 
     async def follow(self) -> None:
         """Follow the run until cancelled; retry while the coordinator is unreachable."""
@@ -204,7 +205,7 @@ class CoordinatorGate:
         return self._rosters[sha256]
 
     def _may_read(self, client_id: ClientId, data_ids: DataIds) -> bool:
-        return any(
+        return _is_verifier(client_id) or any(
             interval.covers(data_ids)
             for readable in (*self._rounds.values(), self._ahead)
             for interval in readable.get(client_id, ())
@@ -222,6 +223,10 @@ class CoordinatorGate:
         except TimeoutError:
             return None
         return found
+
+
+def _is_verifier(holder: str) -> bool:
+    return holder.startswith(VERIFIER_PREFIX)
 
 
 def _readable(assigned: DataAssignments, data_indices_per_batch: int) -> Readable:

@@ -30,6 +30,14 @@ Distance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True, slots=True)
+class DataTicket(WireDocument):
+    """A verifier's ticket for data servers, which lets it read all of the run's data. Renew after half its time."""
+
+    data_ticket: str
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class LeasedReplay(WireDocument):
     """A result that is leased to a verifier, which computes it again.
 

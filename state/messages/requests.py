@@ -109,6 +109,9 @@ class JoinRequest(WireDocument):
 
 DATA_TICKET_AUDIENCE = "epochal-data"
 """The audience (RFC 7519, `aud`) of the tickets that data servers take."""
+VERIFIER_PREFIX = "verifier "
+"""The subject of a verifier's ticket begins with this, and its holder may read all of the data; no client's id does."""
+
 SESSION_AUDIENCE = "epochal-session"
 """The audience of session tokens."""
 

@@ -16,7 +16,7 @@ from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
-from tests.support.data.token_files import write_tokens
+from tests.support.data.token_files import write_served_tokens, write_tokens
 from tests.support.drive.processes import RealRun, in_training, real_run, retry_policy
 from tests.support.models.lying_trainer import HONEST_STEPS
 from tests.support.servers.plain_http import PLAIN
@@ -232,6 +232,19 @@ async def test_replays_whose_data_have_gone_blame_nobody_and_go_on_once_they_are
         found = await distances(run, verifier, 4)
         assert {distance for client in found.values() for distance in client} == {0.0}
         assert not run.events(run.coordinator, "client_convicted")
+
+
+@pytest.mark.nightly
+async def test_verifier_reads_from_the_runs_data_server_what_any_round_has(tmp_path: Path) -> None:
+    config, port = write_served_tokens(tmp_path)
+    location = {"model__LLM__data_location": {"Server": f"127.0.0.1:{port}"}}
+    async with real_run(tmp_path / "run", config__init_min_clients=2, **VERIFIED, **location) as run:
+        await run.start_server("data", "data-server", str(config), "--coordinator", run.url)
+        for _ in range(2):
+            await run.start_client()
+        verifier = await start_verifier(run, "verifier-1")
+        found = await distances(run, verifier, 6)
+        assert {distance for client in found.values() for distance in client} == {0.0}
 
 
 @pytest.mark.nightly

@@ -119,14 +119,19 @@ class ReplayWorker:
         """
         try:
             async with asyncio.TaskGroup() as tasks:
-                following = tasks.create_task(self._parts.run.run())
+                following = [tasks.create_task(one) for one in (self._parts.run.run(), self._keep_ticket())]
                 await work_by_lease(
                     self._policy, self._client.lease_replay, self._carry_out, lambda: self._parts.run.has_ended
                 )
-                following.cancel()
+                for one in following:
+                    one.cancel()
                 self._say("the run is finished, and no other result is to be computed again")
         except BaseExceptionGroup as group:
             raise first_error(group) from None
+
+    async def _keep_ticket(self) -> None:
+        while True:
+            await self._policy.sleep(await self._parts.run.renew_ticket())
 
     async def _carry_out(self, leased: LeasedReplay) -> None:
         async def renew() -> None:
@@ -241,6 +246,7 @@ async def opened_verifier(client: CoordinatorClient, options: VerifierOptions) -
     state = access.state
     if state.verify is None:
         raise InvalidInput(f"results of run {state.run_id} are not computed again: its state file has no [verify]")
+    await run.renew_ticket()
     async with contextlib.AsyncExitStack() as closing:
         spool, worker = Spool(options.spool_folder), WorkerThread("epochal-codec")
         closing.push_async_callback(worker.aclose)

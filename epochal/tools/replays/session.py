@@ -13,6 +13,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.documents import RunDocument
 from epochal.state.errors import CoordinatorUnreachable, InvalidInput, Refused
+from epochal.state.messages.replay_messages import DataTicket
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
 from epochal.state.wire import Sha256
@@ -33,7 +34,12 @@ class RepeatedRequests(ForwardedRequests):
 
     def __init__(self, client: CoordinatorClient, policy: RetryPolicy) -> None:
         super().__init__(client)
+        self._client = client
         self._policy = policy
+
+    async def data_ticket(self) -> DataTicket:
+        """Return a verifier's ticket for data servers."""
+        return await self._carry(self._client.data_ticket)
 
     async def repeated(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return the answer to any request of the coordinator."""
@@ -90,6 +96,7 @@ class FollowedRun:
         self.on_restored: Callable[[], None] = lambda: None
         self._feed = DocumentFeed(requests)
         self._rounds: dict[int, RoundSetup] = {}
+        self._ticket = ""
         self.document: RunDocument | None = None
         self.state: StateFile | None = None
 
@@ -138,8 +145,14 @@ class FollowedRun:
         return found
 
     async def access(self, setup: RoundSetup) -> RunAccess:
-        """Return the run as a round was set up, for a data provider or a trainer. It has no ticket for data servers."""
+        """Return the run as a round was set up, for a data provider or a trainer."""
         state = await self._requests.config(setup.config_sha256)
         digest = setup.model_sha256
         spec = state.model.LLM.spec if digest is None else await self._requests.model(digest)
-        return RunAccess(state, spec, no_ticket)
+        return RunAccess(state, spec, lambda: self._ticket or no_ticket())
+
+    async def renew_ticket(self) -> float:
+        """Take a fresh ticket for data servers, and return the seconds after which to do so again."""
+        found = await self._requests.data_ticket()
+        self._ticket = found.data_ticket
+        return found.expires_in_s / 2

@@ -36,7 +36,12 @@ async def test_only_a_verifiers_token_opens_replays() -> None:
     async with served(state_file(**VERIFIED)) as run:
         client = WireClient(run, 1)
         for token in (None, "x.y.z", ADMIN, await token_of(run, "checker"), await token_of(run, "data-server")):
-            for method, place in (("POST", "/replays"), ("DELETE", f"/replays/{'0' * 32}"), ("POST", "/calibrations")):
+            for method, place in (
+                ("POST", "/replays"),
+                ("DELETE", f"/replays/{'0' * 32}"),
+                ("POST", "/calibrations"),
+                ("POST", "/tickets"),
+            ):
                 assert problem(await client.send(method, place, b"{}", token=token)) == "unauthorized"
         verifier = await token_of(run, "verifier")
         assert (await client.send("POST", "/replays", token=verifier)).status_code == 204

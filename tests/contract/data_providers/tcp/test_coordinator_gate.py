@@ -19,6 +19,7 @@ from epochal.data_providers.tcp.coordinator_gate import CLOCK_LEEWAY_S, Coordina
 from epochal.state.assignment import assign_data_for_state, proven_ahead
 from epochal.state.documents import Roster, RoundAhead, WorkList
 from epochal.state.intervals import BatchId, DataIds
+from epochal.state.messages.requests import VERIFIER_PREFIX
 from epochal.state.wire import ClientId, Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.data.documents import round_head
@@ -165,6 +166,17 @@ async def test_gate_allows_a_client_what_it_is_assigned_and_no_more(run: Publish
         ]:
             with impatient(), pytest.raises(Rejected, match="not assigned"):
                 await gate.allow(client_id, data_ids)
+
+
+async def test_gate_lets_a_verifier_read_everything_and_nobody_else(run: PublishedRun) -> None:
+    run.publish(1, WORK)
+    ticket = run.tokens.data_ticket(f"{VERIFIER_PREFIX}ab", time.time())
+    async with following(run) as gate:
+        verifier = await gate.admit(RUN, ticket)
+        await gate.allow(verifier, DataIds(700, 900))
+        assert gate.is_in_rounds(verifier)
+        with impatient(), pytest.raises(Rejected, match="not assigned"):
+            await gate.allow(CLIENTS[0], DataIds(700, 900))
 
 
 async def test_gate_knows_who_is_in_the_rounds(run: PublishedRun) -> None:
