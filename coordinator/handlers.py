@@ -34,7 +34,7 @@ from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.coordinator.run.publication import Published, standing_of
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.state.client_names import shown_client
-from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
+from epochal.state.documents import CheckpointRef, Outcome, OwnOutcome, UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.intervals import coalesce, subtract
 from epochal.state.messages import requests as messages
@@ -320,6 +320,10 @@ class Handlers:
         if found is None:
             raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
         return found
+
+    def own_outcome(self, step: int, client_id: ClientId) -> OwnOutcome:
+        """Return what a member needs of the outcome of a step. Raise `Refused` as `outcome` does."""
+        return self.service.readers.own_outcomes.of(self.outcome(step), client_id)
 
     def update(self, step: int) -> UpdateRef:
         """Return the update of a step, once it is made; it is kept as the outcome is."""

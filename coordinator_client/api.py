@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome, Roster, RunDocument, UpdateRef, WorkList
+from epochal.state.documents import Outcome, OwnOutcome, Roster, RunDocument, UpdateRef, WorkList
 from epochal.state.messages.requests import (
     Challenge,
     ChallengeRequest,
@@ -116,6 +116,8 @@ class RunRequests(DocumentRequests, BlobRequests, ReportRequests, Protocol):
 
     async def outcome(self, step: int) -> Outcome: ...
 
+    async def own_outcome(self, step: int) -> OwnOutcome: ...
+
     async def update(self, step: int) -> UpdateRef: ...
 
     async def results(self, query: ResultsQuery) -> ResultsPage: ...
@@ -179,6 +181,9 @@ class ForwardedRequests(ABC):
 
     async def outcome(self, step: int) -> Outcome:
         return await self._carry(self._requests.outcome, step)
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        return await self._carry(self._requests.own_outcome, step)
 
     async def update(self, step: int) -> UpdateRef:
         return await self._carry(self._requests.update, step)

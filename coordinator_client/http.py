@@ -24,7 +24,16 @@ from epochal.state.config.blob_place import origin_of
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import is_served_id
-from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, RunDocument, UpdateRef, WorkList
+from epochal.state.documents import (
+    CheckpointRef,
+    KeptCheckpoints,
+    Outcome,
+    OwnOutcome,
+    Roster,
+    RunDocument,
+    UpdateRef,
+    WorkList,
+)
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import (
@@ -205,6 +214,9 @@ class CoordinatorClient:
 
     async def outcome(self, step: int) -> Outcome:
         return await self._fetch(Outcome, "GET", f"/rounds/{step}/outcome")
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        return await self._fetch(OwnOutcome, "GET", f"/rounds/{step}/outcome/mine")
 
     async def update(self, step: int) -> UpdateRef:
         return await self._fetch(UpdateRef, "GET", f"/rounds/{step}/update")

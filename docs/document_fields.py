@@ -170,6 +170,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "Standing.attempt",
         "Standing.missed",
         "UpdateRef.step",
+        "OwnOutcome.step",
         "UpdateRef.part_count",
         "WorkList.isolated[].batch_id.*",
         "WorkList.shared[].*",

@@ -129,7 +129,7 @@ class EagerTraining:
             if refusal.kind is not Refusal.NOT_FOUND:
                 raise
             return False
-        return any(entry.result_sha256 == eager.own.sha256 for entry in outcome.entries)
+        return outcome.result_sha256 == eager.own.sha256
 
     async def _run(self, document: RunDocument, state: StateFile, eager: _Eager) -> None:
         step = eager.base.step + 1

@@ -22,11 +22,10 @@ from epochal.runtime.files.spool import Spool
 from epochal.state.codecs.codec import Block
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import parts_with_feedback
-from epochal.state.documents import Outcome
+from epochal.state.documents import OwnOutcome
 from epochal.state.errors import SpoolFull
 from epochal.state.model.tensors import Float32Array, TensorLayout, TensorStream, layout_of
 from epochal.state.results import ResultHeader, result_of_blocks
-from epochal.state.wire import ClientId
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +54,10 @@ class ErrorFeedback:
 
     Args:
         spool: holds it.
-        client_id: this client.
     """
 
-    def __init__(self, spool: Spool, client_id: ClientId) -> None:
+    def __init__(self, spool: Spool) -> None:
         self._spool = spool
-        self._client_id = client_id
         self._kept: _Residual | None = None
         self._encoded: _Residual | None = None
         self._pending: list[_Residual] = []
@@ -125,14 +122,14 @@ class ErrorFeedback:
             others = [one for one in self._pending if one.step < self._encoded.step]
             self._pending, self._encoded = [*others, self._encoded], None
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: OwnOutcome) -> None:
         """Keep what the result has left out if the outcome contains it, else return to the residual before it."""
         pending = self._pending[0] if self._pending else None
         if self._kept is not None and outcome.step <= self._kept.step:
             return  # applied again: the replica is rebuilt
         if pending is not None and outcome.step < pending.step:
             return
-        mine = next((entry.result_sha256 for entry in outcome.entries if entry.client_id == self._client_id), None)
+        mine = outcome.result_sha256
         if pending is not None and mine in (None, pending.result_sha256):
             self._kept, self._pending = (self._kept, []) if mine is None else (pending, self._pending[1:])
         elif mine is not None:

@@ -13,7 +13,7 @@ from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import MergeConfig, StateFile
-from epochal.state.documents import Outcome
+from epochal.state.documents import OwnOutcome
 from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import Tensors
 from epochal.state.results import ResultHeader, result_of
@@ -63,14 +63,14 @@ class OwnResults:
             self._feedback.published(result_sha256)
         self._published[step] = result_sha256
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: OwnOutcome) -> None:
         """Keep the inner state if the outcome contains the result, else roll it back."""
         if self._feedback is not None:
             self._feedback.settle(outcome)
         if outcome.step < min(self._published, default=outcome.step):
             return  # applied again: the replica is rebuilt
         result = self._published.pop(outcome.step, None)
-        if result is not None and any(entry.result_sha256 == result for entry in outcome.entries):
+        if result is not None and result == outcome.result_sha256:
             self._trainer.commit_inner_state()
         else:
             self.forget()

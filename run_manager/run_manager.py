@@ -249,7 +249,7 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)
     opening = TrainerOpening(check, worker, observer)
-    results = OwnResults(opening, spool, worker, ErrorFeedback(spool, session.client_id))
+    results = OwnResults(opening, spool, worker, ErrorFeedback(spool))
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
         session,

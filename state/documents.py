@@ -344,3 +344,20 @@ class Outcome(WireDocument):
     work_sha256: HexSha256
     replica_digest: HexBlake3
     entries: Annotated[tuple[OutcomeEntry, ...], Field(min_length=1)]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnOutcome(WireDocument):
+    """As much of an outcome as one member needs to apply its update: its length does not grow with the members.
+
+    Attributes:
+        outcome_sha256: digest of the outcome.
+        replica_digest: the outcome's.
+        result_sha256: of this member's entry in it; None if it has none.
+    """
+
+    run_id: str
+    step: Annotated[int, Field(ge=1)]
+    outcome_sha256: HexSha256
+    replica_digest: HexBlake3
+    result_sha256: HexSha256 | None

@@ -52,7 +52,7 @@ NOTES = (
     "(`python -m benchmarks goodput-gap`) is the time from the last verified result of a round to the first local step "
     f"of the next one. In **E** {churn_rows.CLIENTS} clients come and go, with a mean stay of "
     f"{churn_rows.MEAN_STAY_ROUNDS} rounds; a quarter of those that leave vanish. **Members** are raw clients in one "
-    "process, which read each outcome and fetch what a replica needs of it.",
+    "process, which ask for their part of each outcome and fetch its update, as clients do.",
 )
 """What the page says of the figures."""
 

@@ -270,7 +270,9 @@ class RawMember:
     def _act(self, document: RunDocument) -> None:
         if self._attested_step is not None and document.step > self._attested_step:
             step, self._attested_step = self._attested_step, None
-            self._ask("GET", f"{self._crowd.run}/rounds/{step}/outcome", b"", partial(self._read_outcome, document))
+            self._ask(
+                "GET", f"{self._crowd.run}/rounds/{step}/outcome/mine", b"", partial(self._read_outcome, document)
+            )
         elif document.run_state is RunState.WARMUP and document.checkpoint and self._ready_epoch != document.epoch:
             self._report_ready(document)
         elif _is_due(document) and self._round_key(document) != self._delivered:

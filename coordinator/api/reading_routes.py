@@ -1,4 +1,7 @@
-"""Routes that anyone may read: round documents, results as they arrive, outcomes, the last checkpoint."""
+"""Routes that read: round documents, results as they arrive, outcomes, the last checkpoint.
+
+Anyone may use them, but for what a single member needs of an outcome.
+"""
 
 from functools import partial
 from typing import Any
@@ -9,7 +12,7 @@ from starlette.responses import Response
 
 from epochal.coordinator.api.compressed import long_document
 from epochal.coordinator.api.encoded_documents import EncodedDocuments
-from epochal.coordinator.api.request_parts import RUN, WAIT_S, reader_of, sha256_of
+from epochal.coordinator.api.request_parts import MEMBER, RUN, WAIT_S, caller, reader_of, sha256_of
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.bodies import (
@@ -21,7 +24,7 @@ from epochal.runtime.http.bodies import (
 from epochal.runtime.http.openapi import WHOLE, DescribedRoute, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.checkpoint_parts import CheckpointManifest
-from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, Roster, UpdateRef, WorkList
+from epochal.state.documents import CheckpointRef, KeptCheckpoints, Outcome, OwnOutcome, Roster, UpdateRef, WorkList
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import ResultsPage
 from epochal.state.refusals import Refusal
@@ -111,3 +114,14 @@ def _add_documents(router: APIRouter, handlers: Handlers) -> None:
         found = handlers.outcome(parse_whole("step", step))
         name = f"{handlers.service.run.identity.lineage} {found.step} {found.attempt} {found.seed}"
         return await sent(name, encoded.plain(name, lambda: canonical_json(found)), request)
+
+    @router.get(
+        f"{RUN}/rounds/{{step}}/outcome/mine",
+        summary="What a member needs of the outcome of a step",
+        response_model=OwnOutcome,
+        dependencies=[MEMBER],
+    )
+    async def own_outcome(run_id: str, step: Number, request: Request) -> Response:
+        del run_id
+        client_id = caller(handlers, request)
+        return document_response(handlers.own_outcome(parse_whole("step", step), client_id))

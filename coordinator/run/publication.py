@@ -10,6 +10,7 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.long_polls import Reader
+from epochal.coordinator.run.own_outcomes import OwnOutcomes
 from epochal.coordinator.run.result_pages import MAX_PAGE_RESULTS, ResultPages
 from epochal.runtime.broadcast import Broadcast, PacedBroadcast
 from epochal.runtime.clock import RunClock
@@ -76,6 +77,7 @@ class Readers:
         self._round_news = Broadcast()
         """Of a round that has ended, or waits for nobody any more."""
         self.pages = ResultPages()
+        self.own_outcomes = OwnOutcomes()
         self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
         """Of the document and of the run's wait, for those who are sent all news."""
         self._telling: asyncio.TimerHandle | None = None

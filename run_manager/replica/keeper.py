@@ -28,7 +28,7 @@ from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import CheckpointRef, Outcome, RunDocument, UpdateRef
+from epochal.state.documents import CheckpointRef, Outcome, OwnOutcome, RunDocument, UpdateRef
 from epochal.state.errors import Desync, InvalidDocument, Refused
 from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
 from epochal.state.model.tensors import TensorLayout
@@ -62,6 +62,10 @@ class UpdateRequests(Protocol):
         """Return the outcome of a step. Raises `Refused` (`not-found`) if none is kept."""
         ...
 
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        """Return what this member needs of the outcome of a step. Raises `Refused` (`not-found`) if none is kept."""
+        ...
+
     async def update(self, step: int) -> UpdateRef:
         """Return the update of a step. Raises `Refused` (`not-found`) if none is kept."""
         ...
@@ -92,7 +96,7 @@ class ReplicaKeeper:
         spool: Spool,
         worker: Worker,
         check_checkpoint: Callable[[Replica], None],
-        on_outcome: Callable[[Outcome], None],
+        on_outcome: Callable[[OwnOutcome], None],
         observer: Observer,
         update_wait_s: float,
     ) -> None:
@@ -111,7 +115,7 @@ class ReplicaKeeper:
         self._rebuilt_for: tuple[str, int, int] | None = None
         self._distrusted: tuple[int, int] = (-1, 0)
         self._missing: int | None = None
-        self._outcome: Outcome | None = None
+        self._outcome: OwnOutcome | None = None
         """The last one that was asked for."""
         self._awaited: tuple[int, float] | None = None
         """The step whose update was waited for last, and until when, on the event loop's clock."""
@@ -180,11 +184,14 @@ class ReplicaKeeper:
                 return held
             await self._changed.wait()
 
-    async def outcome(self, step: int) -> Outcome:
-        """Return the outcome of a step; the last one that was asked for is not requested again. Raises `Refused`."""
+    async def outcome(self, step: int) -> OwnOutcome:
+        """Return what this client needs of the outcome of a step. Raises `Refused`.
+
+        The last one that was asked for is not requested again.
+        """
         found = self._outcome
         if found is None or found.step != step:
-            found = self._outcome = await self._requests.outcome(step)
+            found = self._outcome = await self._requests.own_outcome(step)
         return found
 
     async def run(self) -> None:
@@ -273,7 +280,7 @@ class ReplicaKeeper:
         step = held.step + 1
         try:
             outcome = await self.outcome(step)
-            if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, document_digest(outcome)):
+            if step == aim.step - 1 and aim.last_outcome_sha256 not in (None, outcome.outcome_sha256):
                 self._outcome = None
                 raise Refused(Refusal.NOT_FOUND, "the outcome is not the one that the run document names")
             if outcome.replica_digest != held.digest:
@@ -320,21 +327,26 @@ class ReplicaKeeper:
         self._waits_until_s = self._awaited[1]
         return True
 
-    async def _merged(self, outcome: Outcome, named: UpdateRef | None, start: Replica) -> tuple[HeldReplica, float]:
+    async def _merged(self, own: OwnOutcome, named: UpdateRef | None, start: Replica) -> tuple[HeldReplica, float]:
         """Return the replica after an outcome, and the time that it took once all bytes were there.
 
         Its update is fetched, and applied meanwhile, or made here of its results.
         """
-        header, now_s = UpdateHeader.of(outcome, self._merger.rule(outcome.step)), asyncio.get_running_loop().time
+        codec, now_s = self._merger.rule(own.step).codec, asyncio.get_running_loop().time
+        header = UpdateHeader(own.run_id, own.step, own.outcome_sha256, codec)
         if named is not None:
             try:
                 return await self._fetched_and_applied(named, header, start)
             except (Refused, InvalidDocument) as error:
                 if isinstance(error, Refused) and error.kind is not Refusal.NOT_FOUND:
                     raise
-                log.warning("update_unusable", extra={"step": outcome.step, "reason": error.message})
+                log.warning("update_unusable", extra={"step": own.step, "reason": error.message})
         else:
-            log.warning("update_late", extra={"step": outcome.step, "waited_s": self._update_wait_s})
+            log.warning("update_late", extra={"step": own.step, "waited_s": self._update_wait_s})
+        outcome = await self._requests.outcome(own.step)
+        if document_digest(outcome) != own.outcome_sha256:
+            self._outcome = None
+            raise Refused(Refusal.NOT_FOUND, "the outcome has changed meanwhile")
         total = await self._summed(outcome, start.layout)
         began_s = now_s()
         _, merged = await self._merger.made(total, header, start)

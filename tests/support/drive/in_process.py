@@ -23,7 +23,7 @@ from epochal.runtime.http.problem_json import problem_response
 from epochal.state.checkpoint_parts import CheckpointManifest
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import Outcome, Roster, RunDocument, UpdateRef, WorkList
+from epochal.state.documents import Outcome, OwnOutcome, Roster, RunDocument, UpdateRef, WorkList
 from epochal.state.errors import CoordinatorUnreachable, EpochalError, Refused
 from epochal.state.messages.deliveries import encoded_delivery, parse_delivery
 from epochal.state.messages.requests import (
@@ -122,6 +122,10 @@ class InProcessCoordinator:
     async def outcome(self, step: int) -> Outcome:
         with self._asking() as handlers:
             return handlers.outcome(step)
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        with self._asking() as handlers:
+            return _encoded(handlers.own_outcome(step, handlers.authenticate(self._token)))
 
     async def update(self, step: int) -> UpdateRef:
         with self._asking() as handlers:

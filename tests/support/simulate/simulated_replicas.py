@@ -47,6 +47,7 @@ READING = (
     "roster",
     "work",
     "outcome",
+    "own_outcome",
     "results",
     "standing",
     "get_blob",

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import pytest
 
+from epochal.coordinator.run.own_outcomes import OwnOutcomes
 from epochal.run_manager.events import Event
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import ATTEMPTS, CheckpointDownload
@@ -23,7 +24,7 @@ from epochal.runtime.worker_thread import InlineWorker
 from epochal.state import merging
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, part_ranges, parts_digest
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.documents import Outcome, OutcomeEntry, UpdateRef
+from epochal.state.documents import Outcome, OutcomeEntry, OwnOutcome, UpdateRef
 from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.merging import CHUNK_ELEMENTS, Diverged, OuterStep, merge
@@ -112,6 +113,9 @@ class Played:
 
     async def outcome(self, step: int) -> Outcome:
         return self.outcome_of
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        return OwnOutcomes().of(self.outcome_of, ClientId("0" * 32))
 
     async def update(self, step: int) -> UpdateRef:
         raise Refused(Refusal.NOT_FOUND, "the run document names it")

@@ -9,12 +9,10 @@ import pytest
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.runtime.files.spool import Spool
 from epochal.state.codecs.codecs_by_name import codec_named
-from epochal.state.documents import Outcome, OutcomeEntry
-from epochal.state.intervals import BatchId
+from epochal.state.documents import OwnOutcome
 from epochal.state.model.tensors import Float32Array, Tensors, TensorStream, layout_of
 from epochal.state.results import ResultHeader, decode_result
-from epochal.state.weights import factor_hex, norm_hex
-from epochal.state.wire import ClientId, Seed, Sha256
+from epochal.state.wire import ClientId, Sha256
 from tests.support.data.fed_back import encode_with_feedback
 from tests.support.data.spooled import SPOOL_PARENT
 
@@ -33,16 +31,12 @@ def header(step: int, attempt: int = 0) -> ResultHeader:
     return ResultHeader("demo", step, attempt, ME, DIGEST, DIGEST, CODEC)
 
 
-def outcome(step: int, *results: tuple[ClientId, str]) -> Outcome:
-    entries = tuple(
-        OutcomeEntry(client, (BatchId(0, 0),), Sha256(sha256), 1, norm_hex(1.0), factor_hex(1.0))
-        for client, sha256 in results
-    )
-    return Outcome("demo", step, 0, Seed("11" * 32), DIGEST, DIGEST, DIGEST, entries)
+def outcome(step: int, result_sha256: str | None) -> OwnOutcome:
+    return OwnOutcome("demo", step, DIGEST, DIGEST, None if result_sha256 is None else Sha256(result_sha256))
 
 
 def new_feedback() -> ErrorFeedback:
-    return ErrorFeedback(Spool(SPOOL_PARENT), ME)
+    return ErrorFeedback(Spool(SPOOL_PARENT))
 
 
 def publish(feedback: ErrorFeedback, step: int, attempt: int = 0, lineage: str = LINEAGE) -> TensorStream:
@@ -52,7 +46,7 @@ def publish(feedback: ErrorFeedback, step: int, attempt: int = 0, lineage: str =
 
 
 def apply(feedback: ErrorFeedback, step: int, lineage: str = LINEAGE) -> None:
-    feedback.settle(outcome(step, (OTHER, "00" * 32), (ME, publish(feedback, step, lineage=lineage).sha256())))
+    feedback.settle(outcome(step, publish(feedback, step, lineage=lineage).sha256()))
 
 
 def expected(rounds: int) -> Tensors:
@@ -82,7 +76,7 @@ def test_feedback_is_rolled_back_when_the_outcome_lacks_the_result() -> None:
     feedback = new_feedback()
     apply(feedback, 1)
     publish(feedback, 2)
-    feedback.settle(outcome(2, (OTHER, "00" * 32)))
+    feedback.settle(outcome(2, None))
     assert is_round(publish(feedback, 3), 2)
 
 
@@ -97,7 +91,7 @@ def test_feedback_of_a_result_that_was_never_published_is_not_taken() -> None:
     feedback = new_feedback()
     apply(feedback, 1)
     feedback.encode(header(2), LINEAGE, DIFFERENCE, DECAY)  # overtaken
-    feedback.settle(outcome(2, (OTHER, "00" * 32)))
+    feedback.settle(outcome(2, None))
     assert is_round(publish(feedback, 3), 2)
 
 
@@ -105,7 +99,7 @@ def test_feedback_is_dropped_when_another_result_of_this_client_counted() -> Non
     feedback = new_feedback()
     apply(feedback, 1)
     publish(feedback, 2)
-    feedback.settle(outcome(2, (ME, "77" * 32)))
+    feedback.settle(outcome(2, "77" * 32))
     assert is_round(publish(feedback, 3), 1)
 
 
@@ -115,8 +109,8 @@ def test_feedback_stays_when_older_outcomes_are_applied_again() -> None:
     apply(feedback, 2)
     file = publish(feedback, 3)
     for step in (1, 2):
-        feedback.settle(outcome(step, (ME, "77" * 32)))
-    feedback.settle(outcome(3, (ME, file.sha256())))
+        feedback.settle(outcome(step, "77" * 32))
+    feedback.settle(outcome(3, file.sha256()))
     assert is_round(publish(feedback, 4), 4)
 
 
@@ -134,13 +128,13 @@ def test_feedback_is_dropped_when_the_run_was_restored() -> None:
 
 
 def test_feedback_that_finds_no_room_is_sent_and_then_gone() -> None:
-    feedback = ErrorFeedback(Spool(SPOOL_PARENT, max_bytes=2 * layout_of(DIFFERENCE).size_bytes), ME)
+    feedback = ErrorFeedback(Spool(SPOOL_PARENT, max_bytes=2 * layout_of(DIFFERENCE).size_bytes))
     apply(feedback, 1)
     held = feedback._spool.file().prepared(layout_of(DIFFERENCE).size_bytes)
     file = publish(feedback, 2)
     assert is_round(file, 2)
     del held
-    feedback.settle(outcome(2, (ME, file.sha256())))
+    feedback.settle(outcome(2, file.sha256()))
     assert is_round(publish(feedback, 3), 1)
 
 
@@ -160,7 +154,7 @@ def test_residuals_take_two_files_of_the_spool() -> None:
         publish(feedback, step + 1)
         gc.collect()
         assert feedback._spool.used_bytes == 2 * layout_of(DIFFERENCE).size_bytes
-        feedback.settle(outcome(step + 1))
+        feedback.settle(outcome(step + 1, None))
 
 
 def publish_from(feedback: ErrorFeedback, step: int, start: str) -> TensorStream:
@@ -175,7 +169,7 @@ def test_result_that_begins_from_an_undecided_one_continues_its_residual() -> No
     first = publish(feedback, 1).sha256()
     second = publish_from(feedback, 2, first)
     assert is_round(second, 2)
-    feedback.settle(outcome(1, (ME, first)))
+    feedback.settle(outcome(1, first))
     assert is_round(publish_from(feedback, 3, second.sha256()), 3)
 
 
@@ -184,5 +178,5 @@ def test_residuals_of_a_result_that_did_not_count_are_dropped_together() -> None
     apply(feedback, 1)
     second = publish(feedback, 2).sha256()
     publish_from(feedback, 3, second)
-    feedback.settle(outcome(2, (OTHER, "00" * 32)))
+    feedback.settle(outcome(2, None))
     assert is_round(publish(feedback, 3), 2)

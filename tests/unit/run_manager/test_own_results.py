@@ -6,14 +6,11 @@ from epochal.run_manager.own_results import OwnResults
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import NgramConfig
-from epochal.state.documents import Outcome, OutcomeEntry
-from epochal.state.intervals import BatchId
-from epochal.state.weights import factor_hex, norm_hex
-from epochal.state.wire import Seed, Sha256
+from epochal.state.documents import OwnOutcome
+from epochal.state.wire import Sha256
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.null import NullTrainer
 from tests.support.data.spooled import SPOOL_PARENT
-from tests.support.simulate.simulated_client import key_of
 
 
 class _CountingTrainer(NullTrainer):
@@ -31,20 +28,16 @@ class _CountingTrainer(NullTrainer):
         self.fate.append("forget")
 
 
-def _outcome(*results: str) -> Outcome:
-    entries = tuple(
-        OutcomeEntry(key_of(1).client_id, (BatchId(0, 0),), Sha256(result * 64), 1, norm_hex(1.0), factor_hex(1.0))
-        for result in results
-    )
+def _outcome(result: str) -> OwnOutcome:
     digest = Sha256("00" * 32)
-    return Outcome("run", 1, 0, Seed("11" * 32), digest, digest, digest, entries)
+    return OwnOutcome("run", 1, digest, digest, Sha256(result * 64))
 
 
 def test_inner_state_is_kept_only_with_an_outcome_of_its_result() -> None:
     trainer = _CountingTrainer()
     results = OwnResults(trainer, Spool(SPOOL_PARENT), InlineWorker())
     results.published(1, Sha256("a" * 64))
-    results.settle(_outcome("b", "a"))
+    results.settle(_outcome("a"))
     results.settle(_outcome("a"))
     results.published(1, Sha256("c" * 64))
     results.settle(_outcome("b"))

@@ -16,7 +16,7 @@ from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
+from epochal.state.documents import CheckpointRef, Outcome, OwnOutcome, UpdateRef
 from epochal.state.errors import Desync, Refused
 from epochal.state.model.replica import Replica, checkpoint_bytes, replica_digest
 from epochal.state.phase_names import RunState
@@ -136,6 +136,9 @@ class NoOutcomes:
     """The requests of a coordinator that keeps no outcomes."""
 
     async def outcome(self, step: int) -> Outcome:
+        raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
         raise Refused(Refusal.NOT_FOUND, f"no outcome of step {step} is kept")
 
     async def update(self, step: int) -> UpdateRef:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
+from epochal.coordinator.run.own_outcomes import OwnOutcomes
 from epochal.run_manager.agent import EndReason
 from epochal.run_manager.events import BlobFetched, Event, ReplicaDistrusted
 from epochal.run_manager.exchange import Exchange
@@ -16,7 +17,7 @@ from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.documents import CheckpointRef, Outcome, OutcomeEntry, UpdateRef
+from epochal.state.documents import CheckpointRef, Outcome, OutcomeEntry, OwnOutcome, UpdateRef
 from epochal.state.errors import Desync, Refused
 from epochal.state.intervals import BatchId
 from epochal.state.merging import OuterStep, merge
@@ -137,6 +138,9 @@ class OneRound:
     async def outcome(self, step: int) -> Outcome:
         assert step == 1
         return self.outcome_of
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        return OwnOutcomes().of(await self.outcome(step), ClientId("0" * 32))
 
     async def update(self, step: int) -> UpdateRef:
         if self.named is None:

@@ -4,9 +4,11 @@ import httpx
 import pytest
 
 from epochal.coordinator.store.sql.recorded_blobs import MAX_RECENT_BYTES
+from epochal.state.documents import OwnOutcome
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
-from epochal.state.messages.requests import ResultCommitment, ResultMetrics
-from epochal.state.wire import canonical_json, sha256_hex
+from epochal.state.messages.requests import Attestation, ResultCommitment, ResultMetrics
+from epochal.state.model.replica import replica_digest
+from epochal.state.wire import canonical_json, document_digest, parse_document, sha256_hex
 from tests.support.data.states import state_file
 from tests.support.data.stored_blobs import one_piece
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
@@ -164,6 +166,28 @@ async def test_result_that_is_kept_is_not_swept_before_it_counts() -> None:
         assert await blobs.size(digest) is None
 
 
+async def test_member_reads_its_part_of_an_outcome_and_others_do_not() -> None:
+    async with served(STATE) as run:
+        members = await training(run)
+        data = {member.client_id: member.result(REPLICA, DIFFERENCE) for member in members}
+        url = f"{run.run_url}/rounds/1/outcome/mine"
+        assert problem(await members[0].send("GET", url)) == "not-found"
+        for member in members:
+            await member.deliver(data[member.client_id])
+        current = run.service.run.round
+        assert current is not None
+        attestation = Attestation(1, current.number.attempt, replica_digest(REPLICA), "3")
+        for member in members:
+            await member.send("POST", f"{run.run_url}/attestations", attestation)
+        outcome = run.service.run.models.outcomes[1]
+        for member in members:
+            answer = parse_document(OwnOutcome, (await member.send("GET", url)).content)
+            own = sha256_hex(data[member.client_id])
+            assert answer == OwnOutcome("test-run", 1, document_digest(outcome), outcome.replica_digest, own)
+        assert problem(await run.http.get(url)) == "unauthorized"
+        assert problem(await members[0].send("GET", "/v1/runs/other/rounds/1/outcome/mine")) == "unknown-run"
+
+
 @pytest.mark.parametrize("path", ["deliveries", "ready", "results", "attestations"])
 async def test_hot_routes_answer_other_methods_and_runs_as_all_routes_do(path: str) -> None:
     async with served(STATE) as run:
@@ -172,7 +196,9 @@ async def test_hot_routes_answer_other_methods_and_runs_as_all_routes_do(path: s
         assert problem(await run.http.post(f"{run.run_url}/{path}")) == "unauthorized"
 
 
-@pytest.mark.parametrize("path", ["/v1/blobs/" + "a" * 64, "/v1/runs/test", "/v1/runs/test/rosters/" + "a" * 64])
+@pytest.mark.parametrize(
+    "path", ["/v1/blobs/" + "a" * 64, "/v1/runs/test-run", "/v1/runs/test-run/rosters/" + "a" * 64]
+)
 async def test_hot_routes_that_end_in_a_parameter_leave_other_paths(path: str) -> None:
     async with served(STATE) as run:
         assert problem(await run.http.patch(path)) == "method-not-allowed"
