@@ -1,8 +1,9 @@
 """Commands that are imported when they run, so that `epochal --help` and each command load only what they need."""
 
 import importlib
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -12,25 +13,32 @@ from typer.main import get_command
 from epochal.cli.options.groups import flattened
 from epochal.runtime.garbage import no_collections
 
+FOLDER = Path(__file__).parents[1] / "commands"
 
-def lazy_app(
-    commands: Mapping[str, str], panels: Mapping[str, str] = MappingProxyType({}), **settings: Any
-) -> typer.Typer:
-    """Return a Typer application of these commands, none of which is imported yet.
+
+def lazy_app(panels: Iterable[tuple[str | None, Sequence[str]]], **settings: Any) -> typer.Typer:
+    """Return a Typer application of commands, none of which is imported yet.
 
     Args:
-        commands: the first paragraph of each command's docstring, by its `module:function` below `epochal.commands`.
-            The function's name, signature and docstring make the command.
-        panels: the panels of the help, each by its first command; by default there is one.
+        panels: the panels of the help, None for the usual one, and the `module:function` below `epochal.commands` of
+            each command. The function's name, signature and docstring make the command.
         settings: arguments of `typer.Typer`.
     """
     app = typer.Typer(no_args_is_help=True, **settings)
-    panel = None
-    for target, summary in commands.items():
-        panel = panels.get(target, panel)
-        command = app.command(command_name(target), cls=_importing_command(target), help=summary, rich_help_panel=panel)
-        command(_not_imported)
+    for panel, targets in panels:
+        for target in targets:
+            kind, summary = _importing_command(target), summary_of(target)
+            app.command(command_name(target), cls=kind, help=summary, rich_help_panel=panel)(_not_imported)
     return app
+
+
+def summary_of(target: str) -> str:
+    """Return the first paragraph of a command's docstring, as its source has it, which is not imported for that."""
+    module, _, name = target.partition(":")
+    source = FOLDER.joinpath(*module.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    found = re.search(rf'^def {name}\(.*?\) -> None:\n    """(.*?)(?:\n\n|""")', source, re.DOTALL | re.MULTILINE)
+    assert found is not None, f"{target} has a docstring"
+    return " ".join(found[1].split())
 
 
 def command_name(target: str) -> str:

@@ -1,16 +1,9 @@
 """The server of forked processes: it imports the commands before it forks, once for all of a worker's tests."""
 
-from epochal.cli.main import (
-    ACCESS_COMMANDS,
-    COMMANDS,
-    DATA_COMMANDS,
-    KEY_COMMANDS,
-    QUARANTINE_COMMANDS,
-    TOKEN_COMMANDS,
-)
+from epochal.cli.main import COMMANDS_OF, PANELS
 from tests.support.drive.fork_server import command_modules
 
-GROUPS = (COMMANDS, DATA_COMMANDS, QUARANTINE_COMMANDS, KEY_COMMANDS, ACCESS_COMMANDS, TOKEN_COMMANDS)
+GROUPS = (*PANELS.values(), *COMMANDS_OF.values())
 
 
 def test_server_imports_the_module_of_every_command() -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 import epochal
 from docs.pictures import PHASE_PATHS
 from epochal.cli.lazy import command_name
-from epochal.cli.main import COMMANDS
+from epochal.cli.main import PANELS
 from epochal.coordinator.machine.phases import PHASES
 from tests.support.heavy import need_module
 
@@ -94,7 +95,7 @@ def test_page_of_the_site_has_no_diagram_that_needs_a_script(site: Path) -> None
 
 def test_page_of_commands_has_every_command_with_its_options(site: Path) -> None:
     page = (site / "commands.html").read_text(encoding="utf-8")
-    for target in COMMANDS:
+    for target in chain.from_iterable(PANELS.values()):
         assert f'<h2 id="epochal-{command_name(target)}">' in page
     assert "<code>--leave-within" in page
 

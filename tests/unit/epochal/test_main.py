@@ -1,26 +1,20 @@
 """The `epochal` command itself: its commands, what it imports, its errors and exit codes."""
 
 import re
+from itertools import chain
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 from epochal import __version__
-from epochal.cli.lazy import command_function, command_name
-from epochal.cli.main import (
-    ACCESS_COMMANDS,
-    COMMANDS,
-    DATA_COMMANDS,
-    KEY_COMMANDS,
-    OTHER_WORDS,
-    PANELS,
-    QUARANTINE_COMMANDS,
-)
+from epochal.cli.lazy import command_function, command_name, summary_of
+from epochal.cli.main import COMMANDS_OF, OTHER_WORDS, PANELS
 from tests.support.drive.cli import heavy_imports_of, run_main
 from tests.support.thinned import thinned
 
-ALL_COMMANDS = COMMANDS | DATA_COMMANDS | QUARANTINE_COMMANDS | KEY_COMMANDS | ACCESS_COMMANDS
+COMMANDS = tuple(chain.from_iterable(PANELS.values()))
+ALL_COMMANDS = (*COMMANDS, *chain.from_iterable(COMMANDS_OF.values()))
 
 
 def after_help_of(*arguments: str) -> str:
@@ -37,7 +31,7 @@ def test_help_lists_every_command() -> None:
 def test_help_groups_commands_by_who_needs_them() -> None:
     shown = run_main("--help").out
     titles = [match[1] for match in re.finditer("^╭─ (.*?) ─", shown, re.M)]
-    assert titles == ["Options", *PANELS.values()]
+    assert titles == ["Options", *PANELS]
     assert 4 <= len(PANELS) <= 6
 
 
@@ -61,7 +55,9 @@ def test_command_imports_only_what_it_needs(command: str, needed: set[str]) -> N
 
 def test_summaries_are_the_first_paragraphs_of_the_docstrings() -> None:
     documented = {target: (command_function(target).__doc__ or "").partition("\n\n")[0] for target in ALL_COMMANDS}
-    assert {target: " ".join(text.split()) for target, text in documented.items()} == ALL_COMMANDS
+    assert {target: " ".join(text.split()) for target, text in documented.items()} == {
+        target: summary_of(target) for target in ALL_COMMANDS
+    }
 
 
 @pytest.mark.parametrize("target", COMMANDS, ids=command_name)
