@@ -85,6 +85,7 @@ async def test_run_that_goes_back_ends_with_one_replica_and_a_clean_audit(moment
         report = await run.audit()
         assert (report.problems, report.replicas_identical) == ((), True)
         assert (report.rewinds, report.skipped, report.rounds) == (1, 0, run.coordinator.run.progress.replica_step)
+        assert report.compacted_segments > 0, "the journal of both branches is a proof"
         assert report.dropped_rounds == len(run.coordinator.outcomes) - report.rounds
         rebuilt = [event for client in clients for event in client.of(ReplicaHeld) if event.origin == "checkpoint"]
         assert [event.step for event in rebuilt].count(step) >= len(clients)

@@ -21,9 +21,11 @@ from epochal.runtime.http.http_server import Endpoint
 from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.phase_names import RunState
 from epochal.state.wire import sha256_hex
+from tests.contract.coordinator.api.test_api_rewind import begin_again
 from tests.support.data.states import state_file
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import Ran, run_main_in_thread
+from tests.support.drive.played_rounds import play_round
 from tests.support.drive.served import DIFFERENCE, GENESIS, REPLICA, Served, WireClient, served_over_sockets, training
 from tests.support.servers.postgres_server import PostgresServer
 
@@ -78,6 +80,24 @@ async def served_again(store: str, folder: Path | None = None) -> Run:
     options = ServeOptions(store, Endpoint(port=0), genesis=GENESIS, blobs_folder=folder)
     async with serving(state_file(**SOON), options) as running:
         return running.handlers.service.run
+
+
+@pytest.mark.nightly
+async def test_run_that_went_back_moves_with_both_branches(url: str, shared: Path, tmp_path: Path) -> None:
+    run_dir, back = tmp_path / "run", tmp_path / "back"
+    async with served_over_sockets(run_dir) as running:
+        clients = await training(running)
+        await play_round(running, clients)
+        rewind = await clients[0].send("POST", "/rewind", {"to_step": 0}, token=running.admin_token)
+        assert rewind.status_code == 200
+        await begin_again(running, clients)
+        await play_round(running, clients)
+    before = await audit_store(str(run_dir), recompute=True)
+    assert (before.passed, before.rewinds, before.dropped_rounds, before.rounds) == (True, 1, 1, 1)
+    await moved(run_dir, url, shared)
+    assert await audit_store(url, recompute=True) == before
+    await moved(url, back)
+    assert await audit_store(str(back), recompute=True) == before
 
 
 @pytest.mark.nightly
