@@ -29,8 +29,6 @@ from epochal.state.messages.requests import (
     ChallengeRequest,
     JoinRequest,
     LeavingReport,
-    Report,
-    ResultCommitment,
     Session,
     Standing,
     join_message,
@@ -200,19 +198,9 @@ class CoordinatorSession(ForwardedRequests):
                         raise
                 else:
                     self._note_found()
+                    if isinstance(answer, Standing):
+                        self._note_rest(answer)
                     return answer
-
-    async def report(self, report: Report) -> Standing:
-        """Report on this member's replica or its part of a round; log if it rests. Return what has arrived."""
-        standing = await super().report(report)
-        self._note_rest(standing)
-        return standing
-
-    async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
-        """Report a small result and send its bytes along; log if this member rests. Return what has arrived."""
-        standing = await super().send_result(commitment, data)
-        self._note_rest(standing)
-        return standing
 
     async def put_blob(self, sha256: Sha256, file: "SentBytes") -> None:
         """Deliver a blob. A slow upload is resumed, in at most `MAX_UPLOAD_ATTEMPTS` requests."""
@@ -225,12 +213,6 @@ class CoordinatorSession(ForwardedRequests):
                 if refusal.kind not in _RESUMED or THROUGH_STORE in refusal.context:
                     raise
                 await backoff.wait(refusal)
-
-    async def standing(self) -> Standing:
-        """Return which of this member's messages have arrived; log if it rests."""
-        standing = await super().standing()
-        self._note_rest(standing)
-        return standing
 
     async def session_after(self, number: int) -> None:
         """Return when there is a session later than `number`."""

@@ -6,6 +6,7 @@ is asked to leave finishes the present round first.
 
 import asyncio
 import logging
+from contextlib import closing
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -140,11 +141,8 @@ class Agent:
             await (await FollowedConfig.read(self._session, document, check)).check()
 
     async def _follow(self, manager: RunManager) -> None:
-        notice = WaitingNotice()
-        try:
+        with closing(WaitingNotice()) as notice:
             await self._follow_documents(manager, notice)
-        finally:
-            notice.close()
 
     async def _follow_documents(self, manager: RunManager, notice: WaitingNotice) -> None:
         clock = self._dependencies.retry_policy.clock

@@ -168,11 +168,9 @@ class ReplicaKeeper:
 
     async def at(self, step: int) -> HeldReplica:
         """Return replica `step`, as soon as it is held and the run document does not ask for a rebuild of it."""
-        while True:
-            held, aim = self._held, self._aim
-            if held is not None and held.step == step and (aim is None or not self._must_rebuild(held, aim)):
-                return held
+        while (held := await self.at_unless_passed(step)) is None:
             await self._changed.wait()
+        return held
 
     async def at_unless_passed(self, step: int) -> HeldReplica | None:
         """Return replica `step` as `at`, or None as soon as a later one is held, so that it will not be again."""

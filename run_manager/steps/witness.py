@@ -21,7 +21,7 @@ from epochal.run_manager.round_view import RoundViews
 from epochal.runtime.background_task import BackgroundTask
 from epochal.state.documents import RoundHead, RunDocument
 from epochal.state.errors import Refused
-from epochal.state.messages.requests import Attestation, ResultsPage
+from epochal.state.messages.requests import Attestation
 from epochal.state.refusals import Retry
 from epochal.state.wire import ClientId
 
@@ -66,7 +66,8 @@ class WitnessedResults:
             view = await self._uses.rounds.of(self.head)
             if self._uses.session.client_id not in view.witnesses:
                 return
-            if await self._follow() and self._listed:
+            await self._follow()
+            if self._listed:
                 await self.attest_what_is_listed()
         except Refused as refusal:
             if refusal.kind.retry is Retry.LEAVE:
@@ -105,27 +106,13 @@ class WitnessedResults:
             self._attested = received
             attested()
 
-    async def _follow(self) -> bool:
-        """Follow the list of results; return whether it was followed to its end."""
-        after = 0
-        while True:
-            page = await self._page(after)
-            if page is None:
-                return False
+    async def _follow(self) -> None:
+        """Follow the list of results to its end. Raises `Refused` (`stale-round`) when the round is over."""
+        after, is_complete, session = 0, False, self._uses.session
+        while not is_complete:
+            page = await session.results(ResultsQuery(self.head.step, self.head.attempt, after, session.wait_s))
             self._listed.update(ClientId(result.client_id) for result in page.results)
-            after = page.next
-            if page.complete:
-                return True
-
-    async def _page(self, after: int) -> ResultsPage | None:
-        query = ResultsQuery(self.head.step, self.head.attempt, after, self._uses.session.wait_s)
-        try:
-            return await self._uses.session.results(query)
-        except Refused as refusal:
-            if refusal.kind.retry is Retry.LEAVE:
-                raise
-            log.info("round_results_over", extra={"step": self.head.step, "kind": refusal.kind})
-            return None
+            after, is_complete = page.next, page.complete
 
 
 class WitnessStep:
