@@ -55,7 +55,7 @@ class ByteRange:
 
 
 class TokenFilesProvider:
-    """What every `DataProvider` over the token files of a source has. It closes the source.
+    """The base of every `DataProvider` over the token files of a source, which it closes.
 
     Attributes:
         encodings: how the tokens were made, as far as a manifest says it, by the files' names.

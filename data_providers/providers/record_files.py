@@ -8,11 +8,10 @@ being a sample.
 
 import asyncio
 import hashlib
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import BinaryIO, Self, cast
+from typing import BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,7 @@ from epochal.data_providers.sources.byte_source import (
 )
 from epochal.data_providers.sources.cache import BlockCache
 from epochal.data_providers.sources.compression import compression_of, stem_of
-from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
+from epochal.data_providers.sources.range_file import SourceThreads, opened_in_order
 from epochal.data_providers.sources.unpacked import Unpacker, opened
 from epochal.runtime.files.spool import Spool
 from epochal.state.errors import InternalError
@@ -198,7 +197,7 @@ async def _indexed(
         places = np.frombuffer(held, np.int64).reshape(_ROWS_OF_PLACES[kind], -1)
         return RecordFile(file.name, file.size_bytes, places.shape[1], file, kind, places)
     if compression_of(file.name) is None:
-        readable = cast("BinaryIO", io.BufferedReader(RangeFile(source, file, in_order=True), 64 * 1024))
+        readable: BinaryIO = opened_in_order(source, file)
         size_bytes = file.size_bytes
     else:
         content = await unpacker.whole(file)

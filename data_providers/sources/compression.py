@@ -9,7 +9,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable
-from typing import BinaryIO, TypeAlias, cast
+from typing import TypeAlias
 
 from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.waits import decoding
@@ -18,7 +18,6 @@ from epochal.state.reader_limits import MAX_ZSTD_WINDOW_BYTES
 
 SUFFIXES = {".zst": "zstd", ".gz": "gz"}
 """The compression by a file's name."""
-_PART_BYTES = 1024**2
 _ZSTD_PART_BYTES = 256
 """Packed bytes that are unpacked at a time: 8 MiB at most, as a block of 128 KiB may take four bytes."""
 ZSTD_EXTRA = "pip install 'epochal[compression]'"
@@ -46,7 +45,7 @@ class Unpacked:
         place: of the file, for messages.
     """
 
-    def __init__(self, file: BinaryIO, kind: str, place: str) -> None:
+    def __init__(self, file: io.BufferedReader, kind: str, place: str) -> None:
         self._file = file
         self._kind = kind
         self._place = place
@@ -79,23 +78,18 @@ class Unpacked:
         self._file.close()
 
 
-def _buffered(file: BinaryIO) -> io.BufferedReader:
-    return io.BufferedReader(cast("io.RawIOBase", file), _PART_BYTES)
-
-
-def _gz(file: BinaryIO) -> Opened:
-    packed = _buffered(file)
+def _gz(packed: io.BufferedReader) -> Opened:
     if not packed.peek(1):
         raise EOFError("the file is empty")
     return (EOFError, zlib.error, gzip.BadGzipFile), gzip.GzipFile(fileobj=packed, mode="rb").read
 
 
-def _zstd(file: BinaryIO) -> Opened:
+def _zstd(packed: io.BufferedReader) -> Opened:
     try:
         import zstandard
     except ImportError as error:
         raise ExtraMissing(f"zstd files need zstandard: {ZSTD_EXTRA}") from error
-    packed, context = _buffered(file), zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
+    context = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
     frame, held = context.decompressobj(), memoryview(b"")
 
     def read(size_bytes: int) -> bytes:
@@ -117,4 +111,4 @@ def _zstd(file: BinaryIO) -> Opened:
     return (zstandard.ZstdError, EOFError), read
 
 
-_READERS: dict[str, Callable[[BinaryIO], Opened]] = {"gz": _gz, "zstd": _zstd}
+_READERS: dict[str, Callable[[io.BufferedReader], Opened]] = {"gz": _gz, "zstd": _zstd}

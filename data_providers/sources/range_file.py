@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 WINDOW_BYTES = 4 * 1024**2
-"""Number of bytes that are read at a time from a file that is read in order; the next ones are on their way."""
+"""Number of bytes that are read at a time from a file that is read in order."""
 MAX_WAIT_S = 600.0
 """Maximum time for one range. Sources have shorter limits for each of their attempts."""
 
@@ -45,33 +45,27 @@ class SourceThreads:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
+def opened_in_order(source: ByteSource, file: SourceFile) -> io.BufferedReader:
+    """Return a file that is read in order, for a thread other than the event loop's."""
+    return io.BufferedReader(RangeFile(source, file), WINDOW_BYTES)
+
+
 class RangeFile(io.RawIOBase):
     """A readable, seekable file over ranges of a source. Use it in a thread other than the event loop's.
 
     Args:
         source: is read; not closed.
         file: one of the source's files.
-        in_order: whether to read whole windows of `WINDOW_BYTES` and ahead of them; otherwise only what is asked for.
         loop: the event loop that reads; by default the one that runs in this thread.
     """
 
-    def __init__(
-        self,
-        source: ByteSource,
-        file: SourceFile,
-        *,
-        in_order: bool = False,
-        loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
+    def __init__(self, source: ByteSource, file: SourceFile, *, loop: asyncio.AbstractEventLoop | None = None) -> None:
         super().__init__()
         self._size_bytes = file.size_bytes
         self._at = 0
         self._source = source
         self._file = file
         self._loop = loop or asyncio.get_running_loop()
-        self._in_order = in_order
-        self._window = (0, b"")
-        self._ahead: tuple[int, concurrent.futures.Future[bytes]] | None = None
 
     def readable(self) -> bool:
         return True
@@ -105,37 +99,10 @@ class RangeFile(io.RawIOBase):
         wanted = min(len(view), self._file.size_bytes - self._at)
         if wanted <= 0:
             return 0
-        found = self._from_window(wanted) if self._in_order else self._wait(self._ask(self._at, self._at + wanted))
+        found = self._wait(self._ask(self._at, self._at + wanted))
         view[: len(found)] = found
         self._at += len(found)
         return len(found)
-
-    def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead[1].cancel()
-        self._ahead = None
-        super().close()
-
-    def _from_window(self, wanted: int) -> bytes:
-        begin, held = self._window
-        if not begin <= self._at < begin + len(held):
-            begin, held = self._next_window()
-        first = self._at - begin
-        return held[first : first + wanted]
-
-    def _next_window(self) -> tuple[int, bytes]:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead[0] != self._at:
-            ahead[1].cancel()
-            ahead = None
-        stop = min(self._at + WINDOW_BYTES, self._file.size_bytes)
-        asked = self._ask(self._at, stop) if ahead is None else ahead[1]
-        is_in_order = self._at == self._window[0] + len(self._window[1])
-        if is_in_order and stop < self._file.size_bytes:
-            self._ahead = stop, self._ask(stop, min(stop + WINDOW_BYTES, self._file.size_bytes))
-        self._window = (0, b"")
-        self._window = self._at, self._wait(asked)
-        return self._window
 
     def _ask(self, start: int, stop: int) -> "concurrent.futures.Future[bytes]":
         async def read() -> bytes:

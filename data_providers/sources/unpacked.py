@@ -8,12 +8,12 @@ they are needed.
 import io
 import os
 from collections import OrderedDict
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import ByteSource, SourceFile
 from epochal.data_providers.sources.compression import Unpacked, compression_of
-from epochal.data_providers.sources.range_file import RangeFile, SourceThreads
+from epochal.data_providers.sources.range_file import SourceThreads, opened_in_order
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.keyed_locks import KeyedLocks
 from epochal.state.errors import SpoolFull
@@ -50,7 +50,7 @@ class Unpacker:
         """
         async with self._unpacking.of(file.name):
             if file.name not in self._held:
-                packed = RangeFile(self._source, file, in_order=True)
+                packed = opened_in_order(self._source, file)
                 self._held[file.name] = await self._reader.run(lambda: self._unpack(packed, file))
             self._held.move_to_end(file.name)
             return self._held[file.name]
@@ -60,10 +60,10 @@ class Unpacker:
         self._reader.close()
         self._held.clear()
 
-    def _unpack(self, packed: RangeFile, file: SourceFile) -> SpoolFile:
+    def _unpack(self, packed: io.BufferedReader, file: SourceFile) -> SpoolFile:
         most_bytes = max(ALWAYS_UNPACKED_BYTES, MAX_EXPANSION * file.size_bytes)
         content = self._spool.file()
-        reader = Unpacked(cast("BinaryIO", packed), compression_of(file.name) or "", file.place)
+        reader = Unpacked(packed, compression_of(file.name) or "", file.place)
         try:
             while part := reader.read(_PART_BYTES):
                 if content.size_bytes + len(part) > most_bytes:
