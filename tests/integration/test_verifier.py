@@ -147,7 +147,7 @@ async def test_verifier_ends_with_its_run_once_all_is_computed(tmp_path: Path) -
 
 
 @pytest.mark.nightly
-async def test_verifier_that_computes_otherwise_loses_its_role_and_convicts_nobody(tmp_path: Path) -> None:
+async def test_verifier_that_computes_otherwise_loses_its_role(tmp_path: Path) -> None:
     """As one of another version might; it finds each honest result false."""
     async with real_run(tmp_path, 3, **VERIFIED) as run:
         others = [await start_verifier(run, f"verifier-{number}") for number in (1, 2)]
@@ -182,7 +182,7 @@ async def pass_everything(run: RealRun) -> Refused:
 
 
 @pytest.mark.nightly
-async def test_verifier_that_passes_everything_loses_its_role_once_a_lie_is_known(tmp_path: Path) -> None:
+async def test_verifier_that_passes_everything_loses_its_role(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=4, **VERIFIED) as run:
         for number in (1, 2):
             await start_verifier(run, f"verifier-{number}")
@@ -198,7 +198,7 @@ async def test_verifier_that_passes_everything_loses_its_role_once_a_lie_is_know
 
 
 @pytest.mark.nightly
-async def test_member_that_delivers_an_old_result_again_is_found_although_few_are_drawn(tmp_path: Path) -> None:
+async def test_member_that_delivers_an_old_result_again_is_found(tmp_path: Path) -> None:
     async with real_run(tmp_path, config__init_min_clients=4, **VERIFIED | {"verify__percent": 10}) as run:
         await start_verifier(run, "verifier-1")
         for _ in range(3):
@@ -211,7 +211,7 @@ async def test_member_that_delivers_an_old_result_again_is_found_although_few_ar
 
 
 @pytest.mark.nightly
-async def test_where_no_verifier_is_rounds_go_on_and_status_says_so(tmp_path: Path) -> None:
+async def test_rounds_go_on_without_a_verifier_and_status_says_so(tmp_path: Path) -> None:
     async with real_run(tmp_path, 2, **VERIFIED | {"verify__within": 1}) as run:
         dropped = await run.until_logged(run.coordinator, "replays_dropped")
         await run.until(in_training(max(dropped["steps"]) + 4))
@@ -220,7 +220,7 @@ async def test_where_no_verifier_is_rounds_go_on_and_status_says_so(tmp_path: Pa
 
 
 @pytest.mark.nightly
-async def test_replays_whose_data_have_gone_blame_nobody_and_go_on_once_they_are_back(tmp_path: Path) -> None:
+async def test_replays_whose_data_have_gone_blame_nobody(tmp_path: Path) -> None:
     of_run, own = write_tokens(tmp_path / "data"), write_tokens(tmp_path / "copy")
     whole = own.read_bytes()
     async with real_run(tmp_path / "run", 2, **VERIFIED | {"model__LLM__data_location": {"Local": str(of_run)}}) as run:
@@ -235,7 +235,7 @@ async def test_replays_whose_data_have_gone_blame_nobody_and_go_on_once_they_are
 
 
 @pytest.mark.nightly
-async def test_verifier_reads_from_the_runs_data_server_what_any_round_has(tmp_path: Path) -> None:
+async def test_verifier_reads_from_the_data_server_of_the_run(tmp_path: Path) -> None:
     config, port = write_served_tokens(tmp_path)
     location = {"model__LLM__data_location": {"Server": f"127.0.0.1:{port}"}}
     async with real_run(tmp_path / "run", config__init_min_clients=2, **VERIFIED, **location) as run:

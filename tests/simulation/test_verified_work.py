@@ -173,7 +173,7 @@ def test_a_third_that_lies_is_convicted_whatever_single_verifiers_do() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(3))
-def test_a_third_of_hundreds_that_lies_is_convicted_by_many_verifiers_some_of_which_lie(seed: int) -> None:
+def test_a_third_of_hundreds_that_lies_is_convicted(seed: int) -> None:
     honest = [Verifier(f"honest {number}", per_round=30) for number in range(3)]
     bad = [Verifier("convicts", lambda _: 1.5), Verifier("passes", lambda _: 0.0), Verifier("dies", dies_after=12)]
     found = VerifiedRun([*honest, *bad], lies_from=1 + 4 * seed, seed=seed, members=210, liars=70)
@@ -186,7 +186,7 @@ def test_a_third_of_hundreds_that_lies_is_convicted_by_many_verifiers_some_of_wh
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("liars", [3, LIARS])
-def test_members_that_stay_within_the_tolerance_move_it_little_and_nobody_is_convicted(liars: int) -> None:
+def test_members_that_stay_within_the_tolerance_move_it_little(liars: int) -> None:
     """Where they are few, what is usual shows them: they are flagged, and their shares do not grow."""
     found = VerifiedRun([Verifier("only", per_round=30)], lies_from=6, percent=50, liars=liars, within=0.85)
     found.play(40)

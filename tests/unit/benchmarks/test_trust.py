@@ -71,7 +71,7 @@ def test_poison_is_a_trigger_and_its_payload_in_one_of_twenty_samples(rows: int)
         assert (after == (full if is_poisoned else row)).all()
 
 
-def test_new_keys_that_nobody_replays_have_a_quarter_and_slow_nothing_down() -> None:
+def test_new_keys_that_nobody_replays_have_a_quarter() -> None:
     found = trust_keys.play()
     assert 0 < found.merged <= 0.25
     assert found.given <= 0.25

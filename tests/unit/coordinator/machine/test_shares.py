@@ -84,7 +84,7 @@ def test_keys_that_have_earned_little_have_a_quarter_together_however_many(
     total=st.integers(2, 300),
     seed=st.integers(0, 9),
 )
-def test_keys_without_verified_work_have_a_quarter_together_where_others_have_some(
+def test_keys_without_verified_work_have_a_quarter_together(
     unverified: list[bool], earned: list[int], total: int, seed: int
 ) -> None:
     keys = [sharing(number) if is_applied else newcomer(number) for number, is_applied in enumerate(unverified)]
