@@ -23,10 +23,10 @@ from epochal.data_providers.protocol import (
     expecting,
 )
 from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, run_bounded
-from epochal.state.text.visible import visible
 from epochal.state.dataset_descriptions import MAX_DESCRIBED_SOURCES, DatasetDescription
 from epochal.state.errors import DataError, InternalError, InvalidInput
 from epochal.state.intervals import MAX_INDEX, DataIds
+from epochal.state.text.visible import visible
 
 _FLAT_PARTS = ("input_ids", "labels", "position_ids")
 _Flat: TypeAlias = NDArray[Any]

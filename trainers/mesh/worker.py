@@ -118,10 +118,10 @@ class MeshWorker:
         self._rounds = MeshRounds(collectives, learner, names, llm.max_seq_len, self._worker, packs=self._packs)
 
     def _sharded_learner(self, optimizer: InnerOptimizer | None) -> MeshLearner:
-        from epochal.trainers.torch.causal_models import HfModel
+        from epochal.trainers.torch.sharded_learner import ShardableModel
         from epochal.trainers.torch.sharding import device_mesh
 
-        assert isinstance(self._model, HfModel), "the agent checks the architecture"
+        assert isinstance(self._model, ShardableModel), "the agent checks the architecture"
         mesh = device_mesh(self._device_type, self._start.options.shard_grid, self._start.timeout_s)
         return self._model.sharded_learner(mesh, optimizer, self._start.fitting_places)
 

@@ -85,13 +85,7 @@ class HfModel:
     def sharded_learner(
         self, mesh: "DeviceMesh", optimizer: InnerOptimizer | None, fitting_places: int | None
     ) -> "ShardedLearner":
-        """Return this process's part of the model.
-
-        Args:
-            mesh: the processes that train it together, from `sharding.device_mesh`.
-            optimizer: None leaves the parameters as they are.
-            fitting_places: the most places of a micro-batch that may fit into memory; None if nothing is known.
-        """
+        """Return this process's part of the model (`epochal.trainers.torch.sharded_learner.ShardableModel`)."""
         from epochal.trainers.torch.sharded_learner import ShardedLearner
 
         build = partial(build_module, self._spec)

@@ -7,6 +7,7 @@ the others cannot know of ends the mesh: the agent starts new processes, with sm
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -30,6 +31,23 @@ _NO_EXAMPLE = Example(np.zeros(1, np.uint32))
 """One in which nothing is predicted."""
 
 
+@runtime_checkable
+class ShardableModel(Protocol):
+    """A model that the processes of a mesh can train together."""
+
+    def sharded_learner(
+        self, mesh: DeviceMesh, optimizer: InnerOptimizer | None, fitting_places: int | None
+    ) -> "ShardedLearner":
+        """Return this process's part of it.
+
+        Args:
+            mesh: the processes, from `sharding.device_mesh`.
+            optimizer: None leaves the parameters as they are.
+            fitting_places: the most places of a micro-batch that may fit into memory; None if nothing is known.
+        """
+        ...
+
+
 class ShardedLearner:
     """One process's part of a torch model; `epochal.trainers.mesh.rounds.MeshLearner` defines the calls.
 
@@ -41,7 +59,7 @@ class ShardedLearner:
         options: how torch computes; `device` is decided, and `compiles` is not carried out.
         mesh: the processes.
         optimizer: None leaves the parameters as they are.
-        fitting_places: the most places of a micro-batch that may fit into memory; None if nothing is known.
+        fitting_places: as in `ShardableModel.sharded_learner`.
     """
 
     def __init__(

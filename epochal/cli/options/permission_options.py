@@ -30,7 +30,7 @@ CredentialsForOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class PermissionOptions:
-    """What the owner of the machine allows."""
+    """Permissions of the owner of the machine."""
 
     allow_local: Annotated[
         list[Path] | None,

@@ -15,7 +15,7 @@ from epochal.state.messages.requests import ProgramKind
 
 @dataclass(frozen=True, slots=True)
 class TokenSource:
-    """What makes a token: a run's store, or its coordinator."""
+    """The maker of a token: a run's store, or its coordinator."""
 
     source: Annotated[
         str,
