@@ -1,6 +1,7 @@
 """`python -m benchmarks [NAME…]`: the project's figures, each beside a bare baseline of the same run."""
 
 import argparse
+import os
 import asyncio
 import sys
 import tempfile
@@ -112,6 +113,7 @@ def main() -> None:
     unknown = [name for name in names if name not in known]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(known)}")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile the modules again, as it is measured
     figures: list[Figure] = []
     texts: list[str] = []
     plots: dict[str, str] = {}

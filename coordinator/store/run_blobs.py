@@ -6,15 +6,7 @@ So a run that began on a disk goes on with an object store, and reads what lies 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from epochal.coordinator.store.blobs import (
-    BlobReader,
-    BlobStore,
-    BytesOfBlob,
-    OpenBlob,
-    SignedPut,
-    blob_not_found,
-    read_again,
-)
+from epochal.coordinator.store.blobs import BlobReader, BlobStore, OpenBlob, SignedPut, blob_not_found, read_again
 from epochal.coordinator.store.object_store.blobs import ObjectBlobs
 from epochal.coordinator.store.object_store.reading import OpenObject
 from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobs
@@ -91,7 +83,7 @@ class RunBlobs(LayeredReader):
         """Size of those that lie where no new ones are kept."""
         return self._recorded.total_bytes + sum(place.total_bytes for place in self._others)
 
-    def recent(self, sha256: Sha256) -> BytesOfBlob | None:
+    def recent(self, sha256: Sha256) -> OpenBlob | None:
         """Return a small blob that is in memory, as `RecordedBlobs.recent`."""
         return self._recorded.recent(sha256)
 

@@ -80,7 +80,6 @@ class HttpMetrics:
         self._sent = Counter(
             "epochal_http_response_body_bytes", "Bytes sent in answers' bodies.", ("route",), registry=registry
         )
-        self._labelled: dict[tuple[str, str, int], tuple[Histogram, Counter, Counter]] = {}
         self.connections: ServerConnections | None = None
         """The server's connections, known from its first request on."""
         registry.register(self)
@@ -89,17 +88,10 @@ class HttpMetrics:
         """Count one request that was answered."""
         route = getattr(scope.get("route") or scope.get("endpoint"), "path", UNKNOWN_LABEL)
         method = scope["method"] if scope["method"] in METHODS and route != UNKNOWN_LABEL else UNKNOWN_LABEL
-        key = method, route, answer.status // 100
-        if key not in self._labelled:  # as few as there are series: finding them takes longer than counting
-            self._labelled[key] = (
-                self._durations.labels(method, route, f"{answer.status // 100}xx"),
-                self._received.labels(route),
-                self._sent.labels(route),
-            )
-        durations, received, sent = self._labelled[key]
-        durations.observe(time.perf_counter() - answer.started_s)
-        received.inc(answer.received_bytes)
-        sent.inc(answer.sent_bytes)
+        duration_s = time.perf_counter() - answer.started_s
+        self._durations.labels(method, route, f"{answer.status // 100}xx").observe(duration_s)
+        self._received.labels(route).inc(answer.received_bytes)
+        self._sent.labels(route).inc(answer.sent_bytes)
         refusal: Refusal | None = Refusal.INTERNAL if answer.failed else scope.get(REFUSAL_IN_SCOPE)
         if refusal is not None:
             self._refused.labels(refusal.value).inc()

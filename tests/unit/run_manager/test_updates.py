@@ -12,7 +12,7 @@ from epochal.run_manager.agent import EndReason
 from epochal.run_manager.events import BlobFetched, Event, ReplicaDistrusted
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import CheckpointDownload
-from epochal.run_manager.replica.keeper import ReplicaKeeper
+from epochal.run_manager.replica.keeper import MISSING_RETRY_S, ReplicaKeeper
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.worker_thread import InlineWorker
@@ -170,8 +170,13 @@ def one_round() -> OneRound:
     return OneRound(outcome, blobs, file, after, named)
 
 
-async def second_replica(played: OneRound, *, step: int = 2) -> tuple[HeldReplica, list[Event], float]:
-    """Return the replica that a client holds after the round, what it saw, and when it held it."""
+async def second_replica(
+    played: OneRound, *, step: int = 2, named_outcome: bool = True
+) -> tuple[HeldReplica, list[Event], float]:
+    """Return the replica that a client holds after the round, what it saw, and when it held it.
+
+    The document names the outcome, or, as after a restart from a checkpoint, does not.
+    """
     worker, spool, events = InlineWorker(), Spool(SPOOL_PARENT), list[Event]()
     merger, exchange = Merger(CONFIG, spool, worker), Exchange(played.blobs, spool)
     download = CheckpointDownload(played.blobs, spool, worker)
@@ -184,7 +189,8 @@ async def second_replica(played: OneRound, *, step: int = 2) -> tuple[HeldReplic
     async with asyncio.TaskGroup() as group:
         running = group.create_task(keeper.run())
         document = run_document(RunState.ROUND_TRAIN, step, update=played.named)
-        await keeper.apply_state(replace(document, last_outcome_sha256=document_digest(played.outcome_of)))
+        named = document_digest(played.outcome_of) if named_outcome else None
+        await keeper.apply_state(replace(document, last_outcome_sha256=named))
         held = await keeper.at(1)
         running.cancel()
     return held, events, loop.time() - began_s
@@ -230,6 +236,30 @@ async def test_update_that_does_not_come_is_made_after_a_while() -> None:
     played = replace(one_round(), named=None)
     held, _, took_s = await second_replica(played)
     assert (held.digest, took_s) == (replica_digest(played.after), WAIT_S)
+
+
+@dataclass
+class ChangingRound(OneRound):
+    """Whose outcome was another one when this client first asked for its part."""
+
+    parts: int = 0
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        self.parts += 1
+        own = await super().own_outcome(step)
+        return replace(own, outcome_sha256=Sha256("ab" * 32)) if self.parts == 1 else own
+
+
+@in_virtual_time
+async def test_update_is_made_only_of_the_outcome_that_the_document_names() -> None:
+    one = one_round()
+    played = ChangingRound(one.outcome_of, one.blobs, one.update_file, one.after, None)
+    held, _, took_s = await second_replica(played)
+    assert (held.digest, played.parts) == (replica_digest(one.after), 2)
+    assert took_s == MISSING_RETRY_S + WAIT_S
+    other = ChangingRound(one.outcome_of, one.blobs, one.update_file, one.after, None)
+    held, _, _ = await second_replica(other, named_outcome=False)
+    assert (held.digest, other.parts) == (replica_digest(one.after), 2)
 
 
 @in_virtual_time

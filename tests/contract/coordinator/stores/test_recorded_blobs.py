@@ -122,7 +122,7 @@ async def test_blob_that_was_read_stays_in_memory_until_it_is_dropped(opening: O
     store = await begun(opening)
     assert recorded(store).recent(ONE) is None
     assert await recorded(store).read([ONE]) == {ONE: DATA}
-    assert store.blobs.recent(ONE) == DATA
+    assert recorded(store).recent(ONE) == DATA
     async with store.blobs.opened(ONE) as blob:
         assert bytes(blob.view()) == DATA
     await recorded(store).drop([ONE, TWO], 1)
