@@ -1,8 +1,8 @@
 """`python -m benchmarks [NAME…]`: the project's figures, each beside a bare baseline of the same run."""
 
 import argparse
-import os
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine, Sequence
