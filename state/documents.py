@@ -202,7 +202,7 @@ class RoundHead(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRef(WireDocument):
-    """What leads to the replica after `step` outcomes, as blobs that the coordinator holds.
+    """Blobs, held by the coordinator, that lead to the replica after `step` outcomes.
 
     Attributes:
         blob_sha256: digest of its one blob; with several parts that of their manifest (`state/checkpoint_parts.py`).
