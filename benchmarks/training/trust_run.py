@@ -39,7 +39,13 @@ from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef
 from epochal.state.errors import EpochalError
-from epochal.state.messages.replay_messages import CalibrationReport, LeasedReplay, ReplayFailure, ReplayReport
+from epochal.state.messages.replay_messages import (
+    CalibrationReport,
+    DataTicket,
+    LeasedReplay,
+    ReplayFailure,
+    ReplayReport,
+)
 from epochal.state.model.replica import Replica, first_replica, parse_checkpoint
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.state.wire import Sha256
@@ -270,6 +276,9 @@ class VerifierApi(SimulatedApi):
         self.received_bytes += len(data) - file.size_bytes
         file.append(data[file.size_bytes :])
 
+    async def data_ticket(self) -> DataTicket:
+        return DataTicket("", BOUND_S)  # the data are in this process
+
     async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
         await asyncio.sleep(self._run.chance.uniform(*POLLS_S) if wait_s else 0.0)
         return await self._asked(lambda one: one.replays.lease(self._name, 0.0))
@@ -283,13 +292,13 @@ class VerifierApi(SimulatedApi):
     async def report_replay(self, report: ReplayReport) -> None:
         self._reports += 1  # every replay takes 0 ms here, and a report like an earlier one counts as its repetition
         numbered = replace(report, took_ms=self._reports)
-        await self._asked(lambda one: one.report_replay(self._name, numbered))
+        await self._asked(lambda one: one.report_of_verifier(self._name, numbered))
 
     async def report_failed_replay(self, failure: ReplayFailure) -> None:
-        await self._asked(lambda one: one.report_failed_replay(self._name, failure))
+        await self._asked(lambda one: one.report_of_verifier(self._name, failure))
 
     async def report_calibration(self, report: CalibrationReport) -> None:
-        await self._asked(lambda one: one.report_calibration(self._name, report))
+        await self._asked(lambda one: one.report_of_verifier(self._name, report))
 
     async def _asked(self, request: Callable[[Any], Awaitable[T]]) -> T:
         coordinator = self._run.coordinator

@@ -94,7 +94,7 @@ async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: 
         for at_step, location in ((step, data / "absent"), (step + 2, data)):
             location_line = f"model.LLM.held_out_location={{ Local = '{location}' }}"
             change = ("change", run.url, "--at-step", str(at_step), "--set", location_line)
-            (await run.command_here(*change, EPOCHAL_ADMIN_TOKEN=run.admin_token)).expect(0, str(location))
+            (await run.command_here(*change, EPOCHAL_ADMIN_TOKEN=run.admin_token)).expect(0, f"from step {at_step}:")
         await run.line_of(verifier, f"not computed again (data): {data / 'absent'}")
         await run.line_of(verifier, "lowers the held-out loss")
         await run.stop_coordinator()

@@ -229,13 +229,7 @@ def init(
     )
     if verify is not None:
         ensure_supported(written.proposal.state, FILES[0], ARCHITECTURES)
-    if written.proposal.notice:
-        say(f"{written.proposal.notice}\n")
-    taken = written.proposal.state.merge.codec
-    if taken != (codec or USUAL_CODEC):
-        say(f"results are {taken}, so that clients train more of the time (with --codec {USUAL_CODEC} they are not)\n")
-    if optimizer_of(written.proposal.state) not in (optimizer, optimizers[0]):
-        say(f"the optimizer is Muon, whose rounds may be longer (with --optimizer {optimizers[0]} it is not)\n")
+    _say_chosen(written, codec or USUAL_CODEC, optimizers[0])
     _write(folder, written)
     say(plan_text(written.proposal.plan))
     if written.unpinned:
@@ -293,6 +287,17 @@ def _write(folder: Path, written: Written) -> None:
                 create_file(folder / name, text.encode())
     except OSError as error:
         raise InvalidInput(f"{folder}: {error.strerror or error}") from error
+
+
+def _say_chosen(written: Written, codec: str, optimizer: OptimizerName) -> None:
+    """Say what a run has so that its clients train more of the time, instead of a codec and an optimizer."""
+    state = written.proposal.state
+    if written.proposal.notice:
+        say(f"{written.proposal.notice}\n")
+    if state.merge.codec != codec:
+        say(f"results are {state.merge.codec}, so that clients train more of the time (not with --codec {codec})\n")
+    if optimizer_of(state) != optimizer:
+        say(f"the optimizer is Muon, so that rounds may be longer (not with --optimizer {optimizer})\n")
 
 
 def _say_next(folder: Path, written: Written, invitation: str | None) -> None:

@@ -1,10 +1,12 @@
 """What a verifier's token opens, and what verifiers may send."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from epochal.coordinator.auth import request_rates
+from epochal.coordinator import handlers
+from epochal.coordinator.auth.request_rates import REPLAYS
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.state.errors import Refused
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
@@ -89,7 +91,7 @@ async def test_reports_of_what_is_not_open_are_refused_and_a_calibration_counts(
 
 
 async def test_verifier_that_reports_too_often_is_refused_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_rates, "REPLAYS_PER_PHASE", 3)
+    monkeypatch.setattr(handlers, "REPLAYS", replace(REPLAYS, at_once=3))
     async with served(state_file(**VERIFIED)) as run:
         api, other = await verifier_of(run), await verifier_of(run)
         calibrated = CalibrationReport(CLASS, CLASS, 4, (0.01,))

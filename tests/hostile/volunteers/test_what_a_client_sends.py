@@ -33,7 +33,7 @@ LEARNT = {
     "version": "software protocol",
     "description of the data": (
         "data_fingerprint kind token_size_bytes sequence_length sample_count shuffle file_count total_bytes files "
-        "identified_by content"
+        "identified_by content sources"
     ),
     "batches": "step attempt received tokens sample_tokens ahead_samples dropped_samples",
     "losses, gradient norms": "loss gradient_norm",

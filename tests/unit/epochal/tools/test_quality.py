@@ -48,7 +48,7 @@ def test_another_optimizer_is_priced_by_its_own_rounds() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
-def test_moments_that_begin_anew_have_the_price_that_they_have_with_the_optimizer(optimizer: OptimizerName) -> None:
+def test_moments_that_begin_anew_have_the_optimizers_price(optimizer: OptimizerName) -> None:
     (row,) = (row for row in MEASURED if row.choice == "inner_state" and row.optimizer == optimizer)
     kept = MergeConfig(local_steps=30, update="exact")
     reset = kept.model_copy(update={"inner_state": "reset"})
