@@ -100,5 +100,5 @@ def with_values(plain: Mapping[str, Any], values: Iterable[tuple[str, Any]]) -> 
         for table in tables:
             inner = place.get(table)
             place[table] = place = inner if isinstance(inner, dict) else {}
-        place[last] = value
+        place[last] = deepcopy(value)  # a later path may lead into it
     return changed

@@ -229,7 +229,7 @@ def init(
     )
     if verify is not None:
         ensure_supported(written.proposal.state, FILES[0], ARCHITECTURES)
-    _say_chosen(written, codec or USUAL_CODEC, optimizers[0])
+    _say_chosen(written, codec or USUAL_CODEC, optimizer)
     _write(folder, written)
     say(plan_text(written.proposal.plan))
     if written.unpinned:
@@ -289,15 +289,16 @@ def _write(folder: Path, written: Written) -> None:
         raise InvalidInput(f"{folder}: {error.strerror or error}") from error
 
 
-def _say_chosen(written: Written, codec: str, optimizer: OptimizerName) -> None:
-    """Say what a run has so that its clients train more of the time, instead of a codec and an optimizer."""
+def _say_chosen(written: Written, codec: str, optimizer: OptimizerName | None) -> None:
+    """Say which codec a run has instead of the usual one, or that which was asked for, and which optimizer."""
     state = written.proposal.state
     if written.proposal.notice:
         say(f"{written.proposal.notice}\n")
     if state.merge.codec != codec:
         say(f"results are {state.merge.codec}, so that clients train more of the time (not with --codec {codec})\n")
-    if optimizer_of(state) != optimizer:
-        say(f"the optimizer is Muon, so that rounds may be longer (not with --optimizer {optimizer})\n")
+    if optimizer_of(state) not in (optimizer, "AdamW"):
+        why = "so that rounds may be longer" if state.verify is None else "which loses less without its moments"
+        say(f"the optimizer is Muon, {why} (not with --optimizer AdamW)\n")
 
 
 def _say_next(folder: Path, written: Written, invitation: str | None) -> None:

@@ -229,7 +229,7 @@ async def _serve(
 async def _follow(sampler: Sampler, policy: RetryPolicy) -> None:
     """Take each new checkpoint. If the coordinator is lost, the last one goes on answering."""
     try:
-        await sampler.follow(policy)
+        await sampler.follow(policy, ends=False)
     except EpochalError as error:
         if sampler.step is None:
             raise

@@ -41,7 +41,7 @@ async def take_checkpoint(run: WatchedRun, step: int | None, take: Take) -> Chec
     return reference
 
 
-async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, say: Say) -> None:
+async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, say: Say, *, ends: bool = True) -> None:
     """Take the newest checkpoint, and every later one, until the run has finished.
 
     Args:
@@ -49,12 +49,13 @@ async def follow_checkpoints(run: WatchedRun, take: Take, policy: RetryPolicy, s
         take: called again for the same checkpoint after an error that passes.
         policy: how long to retry when the coordinator, or something else that is needed, fails.
         say: is notified of what is waited for.
+        ends: whether a finished run is followed no further; it may go back, and go on.
     """
     backoff = policy.begin()
     view: RunView | None = None
     done: CheckpointRef | None = None
     waits = False
-    while view is None or not view.is_finished or _is_newer(view, done):
+    while not ends or view is None or not view.is_finished or _is_newer(view, done):
         try:
             if view is None:
                 view = await run.now()

@@ -8,8 +8,9 @@ from typing import Any
 import tomli_w
 
 from epochal.state.config.schema import TokenSize
+from epochal.state.config.state_file import MergeConfig
 from epochal.tools.init.choices import ChosenData, ChosenModel
-from epochal.tools.quality import OptimizerName, loss_of_local_steps, shown_loss
+from epochal.tools.quality import OptimizerName, loss_factor, loss_of_local_steps, shown_loss
 
 WARM_UP_PART = 50
 """One part in so many of the local steps warms the learning rate up."""
@@ -22,7 +23,6 @@ FINAL_SHARE = 0.1
 EMBEDDED_LR, EMBEDDED_FINAL_SHARE = 0.01, 0.2
 """Of the embedded model."""
 COMMENT_COLUMN = 39
-_REPEATABLE = 'inner_state = "reset"                   # so that verifiers can compute a result again\n'
 _OPTIMIZER_LINES = {
     "AdamW": "betas = [0.9, 0.95]\neps = 1e-8\n",
     "Muon": "momentum = 0.95                         # of hidden matrices; AdamW moves the other tensors\n",
@@ -158,7 +158,7 @@ clip_grad_norm = 1.0
 
 [merge]
 local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]), run.optimizer)}
-{_codec_text(run.codec)}{"" if run.verify is None else _REPEATABLE}"""
+{_codec_text(run.codec)}{"" if run.verify is None else _repeatable(int(merge["local_steps"]), run.optimizer)}"""
 
 
 def _codec_text(fields: Mapping[str, Any]) -> str:
@@ -169,6 +169,12 @@ def _codec_text(fields: Mapping[str, Any]) -> str:
 def _price(local_steps: int, optimizer: OptimizerName) -> str:
     loss, text = loss_of_local_steps(local_steps, optimizer), "of each client in a round"
     return text if loss is None else f"{text}; a small model: {shown_loss(loss)} beside one machine with AdamW"
+
+
+def _repeatable(local_steps: int, optimizer: OptimizerName) -> str:
+    kept, reset = (MergeConfig(local_steps=local_steps, inner_state=state) for state in ("keep", "reset"))
+    price = shown_loss(loss_factor(kept, reset, optimizer))
+    return f'inner_state = "reset"                   # so that a result can be computed again; a small model: {price}\n'
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

@@ -55,11 +55,7 @@ def _lines(plan: Plan) -> Iterator[str]:
             yield from _group(group)
         yield from _machines(plan)
         yield from _end(plan)
-        beside = (
-            f"{shown_loss(plan.loss)} beside one machine with AdamW and the same tokens"
-            if plan.loss
-            else shown_loss(None)
-        )
+        beside = " beside one machine with AdamW and the same tokens" if plan.loss else ""
         yield _row("learning", f"{shown_loss(plan.loss)}{beside}; {source()}")
     yield ""
     yield _row("bottleneck", plan.bottleneck)

@@ -175,13 +175,14 @@ class Sampler:
         """
         await take_checkpoint(self._run, step, self._take)
 
-    async def follow(self, policy: RetryPolicy) -> None:
-        """Take the newest checkpoint, and every later one, until the run has finished.
+    async def follow(self, policy: RetryPolicy, *, ends: bool = True) -> None:
+        """Take the newest checkpoint, and every later one.
 
         Args:
             policy: how long to retry when the coordinator fails.
+            ends: whether that ends with the run, which may still go back.
         """
-        await follow_checkpoints(self._run, self._take, policy, self._say)
+        await follow_checkpoints(self._run, self._take, policy, self._say, ends=ends)
 
     async def wait(self, policy: RetryPolicy) -> None:
         """Take the newest checkpoint, as soon as there is one. Raise `InvalidInput` if the run ends without one."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from epochal.trainers.architectures import open_model
 from epochal.trainers.continuation import ChoiceOptions
 from epochal.trainers.sources.tokenizers import identity_of
 from epochal.trainers.torch.torch_options import TorchOptions
+from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.listed_run import ListedRun
 from tests.support.heavy import need_module
@@ -78,6 +79,23 @@ class ReadRun(ListedRun):
             self.has_read_second.set()
 
 
+class FinishedRun(ListedRun):
+    """Has finished in each of its views; a later one is there because it went back. Shows when the last was taken."""
+
+    def __init__(self, *views: list[Replica], **options: Any) -> None:
+        super().__init__(*views, **options)
+        self.is_known = asyncio.Event()
+
+    async def now(self) -> RunView:
+        return replace(await super().now(), is_finished=True)
+
+    async def news(self, view: RunView) -> RunView:
+        if self._at == len(self._views) - 1:
+            self.is_known.set()
+            await asyncio.Event().wait()
+        return await super().news(view)
+
+
 async def answered(
     sampler: Sampler, text: Any, choice: ChoiceOptions = LIKELIEST, *stops: str
 ) -> tuple[str, dict[str, Any]]:
@@ -128,6 +146,17 @@ async def test_newer_checkpoint_is_taken_between_two_answers_and_not_within() ->
         await following
         text, facts = await answered(sampler, "")
         assert (text, facts["step"]) == ("b" * 8, 2)
+
+
+async def test_run_that_goes_back_after_its_end_is_followed_by_a_server() -> None:
+    run = FinishedRun([writing(1, "a"), writing(2, "b")], [writing(1, "a")], spec=SPEC, state=STATE)
+    async with Desk(run).sampler() as sampler, asyncio.timeout(BOUND_S), asyncio.TaskGroup() as tasks:
+        await sampler.follow(PATIENT)
+        assert (await answered(sampler, ""))[1]["step"] == 2, "a client's own loop ends with the run"
+        following = tasks.create_task(sampler.follow(PATIENT, ends=False))
+        await run.is_known.wait()
+        assert (await answered(sampler, ""))[1]["step"] == 1
+        following.cancel()
 
 
 async def test_run_without_a_checkpoint_is_said_or_waited_for() -> None:

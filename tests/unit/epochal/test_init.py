@@ -139,7 +139,8 @@ def test_muon_with_its_longer_rounds_is_taken_where_clients_train_little(
     assert optimizer_of(state) == optimizer
     is_longer = optimizer == "Muon" and not options
     assert (state.merge.local_steps == 100) == is_longer
-    assert ("the optimizer is Muon" in ran.out) == is_longer
+    assert ("the optimizer is Muon, " in ran.out) == (optimizer == "Muon")
+    assert ("so that rounds may be longer" in ran.out) == is_longer
 
 
 @pytest.mark.nightly

@@ -17,6 +17,7 @@ from epochal.coordinator.machine.stimuli import (
     FinishRequested,
 )
 from epochal.coordinator.machine.views import document_of, state_file_text
+from epochal.state.config.changes import Change
 from epochal.state.config.state_file import parse_state
 from epochal.state.dataset_descriptions import DatasetDescription
 from epochal.state.errors import InvalidDocument, Refused
@@ -143,6 +144,24 @@ def test_announcements_for_one_step_add_up_and_are_withdrawn_together() -> None:
     assert driver.run.identity.state_file.changes == ()
     with refused("not-found"):
         driver.send(ChangeWithdrawn(5))
+
+
+def test_later_change_within_a_table_leaves_the_earlier_one_as_it_is() -> None:
+    schedule = {"Constant": {"base_lr": 0.001, "warmup_init_lr": 0.0, "warmup_steps": 8}}
+    tables = [
+        {"at_step": 2, "values": {"model.LLM.lr_schedule": schedule}},
+        {"at_step": 4, "values": {"model.LLM.lr_schedule.Constant.base_lr": 0.5}},
+    ]
+    state = state_file(changes=tables)
+    rates = [state.at(step).model.LLM.lr_schedule.base_lr for step in (2, 4, 3, 2)]
+    assert rates == [0.001, 0.5, 0.001, 0.001]
+    driver = running()
+    for table in tables:
+        driver.send(ChangeAnnounced(int(str(table["at_step"])) + 2, dict(table["values"])))  # type: ignore[call-overload]
+    assert [one.at_step for one in announced_changes(driver.run.state_file, 0)] == [4, 6]
+    assert announced_changes(driver.run.state_file, 0)[1].fields == (
+        Change("model.LLM.lr_schedule.Constant.base_lr", "0.001", "0.5"),
+    )
 
 
 def test_list_of_changes_names_only_what_differs() -> None:
