@@ -92,12 +92,22 @@ async def open_what_state_names(state: StateFile, source: str, *, with_network: 
             vocabulary = _vocabulary_in(spec, f"{source}: model.LLM", found)
             needs = DataNeeds.of(state, vocabulary, Packing.of(state, vocabulary, worker, OWNERS))
         await _open_data(state, f"{source}: {DATA_PLACE}", needs, found, with_network=with_network)
-        if llm.held_out_location is not None:
+        for at_step, place in _held_out_places(state):
             held_out = NamedFiles()
-            await _open_data(state, f"{source}: {HELD_OUT_PLACE}", needs, held_out, with_network=with_network)
+            await _open_data(at_step, f"{source}: {place}", needs, held_out, with_network=with_network)
             found.problems += held_out.problems
             found.notes += held_out.notes
     return found
+
+
+def _held_out_places(state: StateFile) -> Iterator[tuple[StateFile, str]]:
+    """Yield the settings with each held-out location of a state file, its changes' too, and the place of each."""
+    if state.model.LLM.held_out_location is not None:
+        yield state, HELD_OUT_PLACE
+    for number, change in enumerate(state.changes):
+        after = state.at(change.at_step)
+        if any(path.startswith(HELD_OUT_PLACE) for path in change.values) and after.model.LLM.held_out_location:
+            yield after, f"changes[{number}]: {HELD_OUT_PLACE}"
 
 
 async def open_what_data_file_names(config: DataConfig, path: Path, state: StateFile | None) -> NamedFiles:

@@ -92,6 +92,9 @@ def test_check_opens_the_held_out_data_too(tmp_path: Path) -> None:
     )
     checked(tmp_path, pinned).expect(2, "model.LLM.data_location: these data have fingerprint")
     assert "held_out_location" not in checked(tmp_path, pinned).err, "the pin is of the run's data"
+    later = [{"at_step": 2, "values": {"model.LLM.held_out_location": {"Local": str(tmp_path / "absent")}}}]
+    changing = state_text(model__LLM__held_out_location={"Local": str(tmp_path / "held")}, changes=later)
+    checked(tmp_path, changing).expect(2, "changes[0]: model.LLM.held_out_location: ", "absent")
 
 
 def test_check_opens_the_folder_of_a_data_file(tmp_path: Path) -> None:
