@@ -40,8 +40,8 @@ checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404",
 include-path = ["/v1/runs/{run_id}/clients", "/v1/runs/{run_id}/clients/receipt"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "421", "429", "5xx"]
 
-[[operations]]  # nor that a line of them is a commitment to the others
-include-path = "/v1/runs/{run_id}/deliveries"
+[[operations]]  # nor that a line of them is a commitment to the others, and what the run's settings and data allow
+include-path = ["/v1/runs/{run_id}/deliveries", "/v1/runs/{run_id}/changes"]
 checks.positive_data_acceptance.expected-statuses = ["2xx", "401", "403", "404", "409", "413", "422", "429", "5xx"]
 """
 
