@@ -264,10 +264,10 @@ def _update_loss(merge: MergeConfig) -> float | None:
 
 def _reset_loss(merge: MergeConfig, optimizer: OptimizerName) -> float | None:
     """Return what it costs that an optimizer's moments begin anew in each round, in rounds of about this length."""
+    if merge.inner_state == "keep":
+        return 1.0
     rows = [row for row in MEASURED if row.choice == "inner_state" and row.optimizer == optimizer]
-    if merge.inner_state == "keep" or not rows:
-        return 1.0 if merge.inner_state == "keep" else None
-    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None
 
 
 def _of_delay(merge: MergeConfig) -> tuple[Any, ...]:

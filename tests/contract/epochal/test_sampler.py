@@ -154,7 +154,9 @@ async def test_run_that_goes_back_after_its_end_is_followed_by_a_server() -> Non
         await sampler.follow(PATIENT)
         assert (await answered(sampler, ""))[1]["step"] == 2, "a client's own loop ends with the run"
         following = tasks.create_task(sampler.follow(PATIENT, ends=False))
-        await run.is_known.wait()
+        known = tasks.create_task(run.is_known.wait())
+        await asyncio.wait((following, known), return_when=asyncio.FIRST_COMPLETED)
+        assert known.done(), "it goes on"
         assert (await answered(sampler, ""))[1]["step"] == 1
         following.cancel()
 
