@@ -7,6 +7,7 @@ they are needed.
 
 import io
 import os
+import time
 from collections import OrderedDict
 from typing import BinaryIO
 
@@ -21,6 +22,8 @@ from epochal.state.reader_limits import ALWAYS_UNPACKED_BYTES, MAX_EXPANSION
 
 DEFAULT_UNPACKED_BYTES = 64 * 1024**3
 MAX_CONCURRENT_UNPACKS = 4
+MAX_READ_S, LOOK_S = 2.0, 0.002
+"""Maximum time for which calls that read a dropped file are waited for, and between two looks whether it has gone."""
 _PART_BYTES = 1024**2
 
 
@@ -86,6 +89,7 @@ class Unpacker:
                 "or give the client a larger --cache with --cache-bytes",
                 place=place,
             )
+        end_s = time.monotonic() + MAX_READ_S
         while True:
             try:
                 content.append(part)
@@ -93,8 +97,10 @@ class Unpacker:
             except SpoolFull as error:
                 try:
                     self._held.popitem(last=False)
-                except KeyError:  # nothing is left to make room
-                    raise SourceUnavailable(f"{place} cannot be unpacked: {error.message}", place=place) from error
+                except KeyError:  # what was dropped has its room until the last call has read it
+                    if time.monotonic() > end_s:
+                        raise SourceUnavailable(f"{place} cannot be unpacked: {error.message}", place=place) from error
+                    time.sleep(LOOK_S)
 
 
 def opened(content: SpoolFile) -> BinaryIO:

@@ -26,6 +26,7 @@ from epochal.data_providers.sources.byte_source import ByteSource
 from epochal.data_providers.sources.cache import MIN_CACHE_BYTES, BlockCache
 from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.sources.range_file import RangeFile
+from epochal.data_providers.sources.unpacked import Unpacker
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.permissions import OWNERS
 from epochal.state.config.data_location import Urls
@@ -151,6 +152,19 @@ async def test_files_that_are_not_needed_make_room_for_others(tmp_path: Path) ->
     for number in (0, 1, 2, 0, 2, 1):
         assert (await records(provider, 500 * number, 500 * number))[0][10] == "abc"[number]
     await provider.aclose()
+
+
+async def test_file_that_is_still_read_makes_room_once_it_has_been(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(name.encode() * 100_000))
+    source = LocalSource.open(tmp_path)
+    first, second = sorted(source.files, key=lambda file: file.name)
+    unpacker = Unpacker(source, Spool(tmp_path / "spool", 150_000))
+    read = [await unpacker.whole(first)]
+    asyncio.get_running_loop().call_later(0.05, read.clear)
+    assert (await unpacker.whole(second))[:1] == b"b"
+    unpacker.close()
+    await source.aclose()
 
 
 async def open_samples_at(
