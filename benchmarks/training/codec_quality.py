@@ -66,8 +66,6 @@ EAGER = replace(clients_setting(ROUND_STEPS), delay=1)
 EAGER_LR = 0.5
 """Outer rate with `delay = 1`. A client starts from an outer step of its own result, of which all that differs from
 the mean is noise, made larger by η · (1 + μ): above 1 it grows from round to round."""
-DELAYS = (*(replace(clients_setting(steps), delay=1, outer_lr=EAGER_LR) for steps in (ROUND_STEPS, 8, 100)), EAGER)
-"""Training ahead; a row is shown once it is measured."""
 
 MUON_LR = 0.004
 """Better than 0.008 with float32 results and one seed (1.318, 1.367), and than 0.002 after a fifth of the steps."""
@@ -83,6 +81,14 @@ MUON_MACHINE = replace(quality.MACHINE, optimizer="Muon", base_lr=MUON_LR)
 """One machine with Muon."""
 MUON_ROUNDS = tuple(one for one in MUONS if one.codec == "int4")
 """Whose lengths a new run may have."""
+MUON_EAGER = replace(MUON_ROUNDS[-1], delay=1, outer_lr=EAGER_LR)
+"""Training ahead in long rounds with Muon, as `epochal plan` advises it to whom `init` gives Muon."""
+DELAYS = (
+    *(replace(clients_setting(steps), delay=1, outer_lr=EAGER_LR) for steps in (ROUND_STEPS, 8, 100)),
+    MUON_EAGER,
+    EAGER,
+)
+"""Training ahead; a row is shown once it is measured."""
 RESETS = (
     replace(NESTEROV, base_lr=0.001, inner_state="reset"),
     replace(MUON_ROUNDS[0], inner_state="reset"),
@@ -180,8 +186,9 @@ def exact_of(setting: Setting) -> Row:
 
 
 def without_delay(setting: Setting) -> Row:
-    """Return the defaults of `[merge]` in rounds of the same length."""
-    return Row(clients_setting(setting.local_steps))
+    """Return the same setting without a delay, with the default outer step."""
+    default = clients_setting(setting.local_steps)
+    return Row(replace(setting, delay=0, outer_lr=default.outer_lr, outer_momentum=default.outer_momentum))
 
 
 def _figure(setting: Setting) -> Figure:
@@ -201,7 +208,8 @@ def _update(setting: Setting) -> Figure:
 def _delay(setting: Setting) -> Figure:
     row, without = Row(setting), without_delay(setting)
     told = f"without delay; seed by seed {_shown(row.losses)}"
-    name, mean = f"{_short_name(setting)}, delay = 1", statistics.fmean(without.losses[: len(row.losses)])
+    optimizer = "" if setting.optimizer == "AdamW" else f", {setting.optimizer}"
+    name, mean = f"{_short_name(setting)}{optimizer}, delay = 1", statistics.fmean(without.losses[: len(row.losses)])
     return Figure(name, statistics.fmean(row.losses), UNIT, DELAY_TARGET, mean, told, DIGITS)
 
 

@@ -124,10 +124,9 @@ def best_of_codec(codec: str, local_steps: int) -> Measured | None:
     return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
 
 
-def best_of_delay(local_steps: int) -> Measured | None:
+def best_of_delay(local_steps: int, optimizer: OptimizerName = "AdamW") -> Measured | None:
     """Return the settings with which training ahead lost least, in rounds that are nearest to so many local steps."""
-    rows = [row for row in MEASURED if row.choice == "delay"]
-    return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+    return min(_delays(optimizer), key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
 
 
 def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
@@ -198,8 +197,8 @@ def loss_factor(
         pairs.append((_codec_loss(codecs[0]), _codec_loss(codecs[1])))
     if after.update != before.update:
         pairs.append((_update_loss(before), _update_loss(after)))
-    if _of_delay(after) != _of_delay(before):
-        pairs.append((_delay_loss(before), _delay_loss(after)))
+    if (_of_delay(after), then) != (_of_delay(before), optimizer):
+        pairs.append((_delay_loss(before, optimizer), _delay_loss(after, then)))
     resets = _reset_loss(before, optimizer), _reset_loss(after, then)
     if resets[0] != resets[1]:
         pairs.append(resets)
@@ -214,8 +213,8 @@ def loss_factor(
 def loss_beside_one_machine(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> float | None:
     """Return the loss as a multiple of that of one machine with AdamW and the same tokens; None if it is not known.
 
-    An update whose encoding was not measured counts as an exact one, as `source` says. A codec, an update and a delay
-    cost with Muon what they cost with AdamW.
+    An update whose encoding was not measured counts as an exact one, as `source` says. A codec and an update cost with
+    Muon what they cost with AdamW, and so does a delay that was not measured with Muon.
     """
     steps = loss_of_local_steps(merge.local_steps, optimizer)
     update = merge.update if _update_loss(merge) is None else "exact"
@@ -280,8 +279,14 @@ def _without_delay(merge: MergeConfig) -> MergeConfig:
     return merge.model_copy(update={name: getattr(default, name) for name in OF_DELAY}) if merge.delay else merge
 
 
-def _delay_loss(merge: MergeConfig) -> float | None:
+def _delays(optimizer: OptimizerName) -> list[Measured]:
+    """Return the rows of training ahead with an optimizer, or with any if there are none of it."""
+    rows = [row for row in MEASURED if row.choice == "delay"]
+    return [row for row in rows if row.optimizer == optimizer] or rows
+
+
+def _delay_loss(merge: MergeConfig, optimizer: OptimizerName) -> float | None:
     if not merge.delay:
         return 1.0
-    rows = [row for row in MEASURED if row.choice == "delay" and _of_delay(row.merge) == _of_delay(merge)]
+    rows = [row for row in _delays(optimizer) if _of_delay(row.merge) == _of_delay(merge)]
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None

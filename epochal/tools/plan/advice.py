@@ -80,7 +80,7 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
     for update in LESS_UPDATES[state.merge.update]:
         yield _of_merge(state, options, {"update": update})
     if not state.merge.delay and found.training_part < ENOUGH_TRAINING:
-        best = best_of_delay(state.merge.local_steps)
+        best = best_of_delay(state.merge.local_steps, optimizer_of(state))
         fields = {} if best is None else {name: getattr(best.merge, name) for name in OF_DELAY}
         yield _of_merge(state, options, {"delay": 1, **fields})
     if found.kind != "nothing":

@@ -127,6 +127,12 @@ def test_delay_is_priced_with_the_outer_step_that_goes_with_it(monkeypatch: pyte
     best = best_of_delay(64)
     assert best is not None
     assert best.merge == slower
+    assert loss_factor(usual, slower, "Muon") == pytest.approx(1.04)
+    of_muon = Measured("delay", slower, (2.2,), (2.0,), 1000, 4, "Muon")
+    monkeypatch.setattr(quality, "MEASURED", (*quality.MEASURED, of_muon))
+    assert loss_factor(usual, slower, "Muon") == pytest.approx(1.1)
+    assert loss_factor(usual, slower) == pytest.approx(1.04)
+    assert best_of_delay(64, "Muon") == of_muon
 
 
 def test_sparse_is_a_choice_below_the_limit_alone() -> None:
