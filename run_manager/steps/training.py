@@ -92,7 +92,6 @@ class TrainingStepMetadata:
         if not mine.assignments:
             return
         if found is None:
-            self.results.forget()
             trained = await self.training.result(mine, lambda: self._replica(mine))
             if isinstance(trained, Failure):
                 await self._report_failure(mine, trained)
@@ -104,6 +103,7 @@ class TrainingStepMetadata:
 
     async def _replica(self, mine: RoundWork) -> TrainingStart:
         held = await self.keeper.at(mine.step - 1)
+        self.results.forget()  # not before: the outcome that led here settles the last result
         return TrainingStart(held.replica, held.digest)
 
     async def _publish(self, mine: RoundWork, found: OwnResult) -> None:
