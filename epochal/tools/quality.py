@@ -118,9 +118,16 @@ def measured_codecs() -> list[str]:
     return list(dict.fromkeys(row.merge.codec for row in MEASURED if row.choice == "codec"))
 
 
-def best_of_codec(codec: str, local_steps: int) -> Measured | None:
-    """Return the settings with which a codec lost least, in rounds that are nearest to so many local steps."""
+def best_of_codec(codec: str, local_steps: int, *, is_repeatable: bool = False) -> Measured | None:
+    """Return the settings with which a codec lost least, in rounds that are nearest to so many local steps.
+
+    Args:
+        codec: its name.
+        local_steps: of a round.
+        is_repeatable: whether verifiers compute results again, which error feedback makes impossible.
+    """
     rows = [row for row in MEASURED if row.choice == "codec" and row.merge.codec == codec]
+    rows = [row for row in rows if not (is_repeatable and row.merge.error_feedback)]
     return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
 
 

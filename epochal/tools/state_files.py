@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from epochal.state.config.data_file import DataConfig, parse_data_config
-from epochal.state.config.state_file import StateFile, parse_state
+from epochal.state.config.state_file import StateFile, dump_state, parse_state
 from epochal.state.config.support import ensure_supported
-from epochal.state.errors import InvalidConfig, InvalidInput, Mistake
+from epochal.state.errors import InvalidConfig, InvalidInput, Mistake, Unsupported
 from epochal.trainers.architectures import ARCHITECTURES
 
 MAX_CONFIG_BYTES = 1024 * 1024
@@ -63,6 +63,15 @@ def read_supported_state(path: Path) -> StateFile:
     state = read_state(path)
     ensure_supported(state, str(path), ARCHITECTURES)
     return state
+
+
+def is_accepted(state: StateFile) -> bool:
+    """Return whether a state file with these values is one that `epochal check` takes and a coordinator starts."""
+    try:
+        ensure_supported(parse_state(dump_state(state), ""), "", ARCHITECTURES)
+    except (InvalidConfig, Unsupported):
+        return False
+    return True
 
 
 def read_data_config(path: Path) -> DataConfig:

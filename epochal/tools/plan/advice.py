@@ -1,7 +1,7 @@
 """Advice on making a run faster: each change is planned, and has its price in loss; only those that help are shown.
 
-Changes are planned with fewer played clients, and compared with the unchanged plan of as many, so that all of them
-take about as long as the plan itself.
+A change after which `epochal check` would refuse the file is left out. Changes are planned with fewer played clients,
+and compared with the unchanged plan of as many, so that all of them take about as long as the plan itself.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,11 +9,11 @@ from dataclasses import replace
 from math import ceil, isfinite
 
 from epochal.state.config.blob_place import GcsBlobs
-from epochal.state.config.model_table import HF_ARCHITECTURES, AdamW, Muon
+from epochal.state.config.model_table import HF_ARCHITECTURES, AdamW, Constant, Muon
 from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
-from epochal.tools.plan.planner import plan_run
+from epochal.tools.plan.planner import FEW_ROUNDS, plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
 from epochal.tools.quality import (
     OF_CODEC,
@@ -26,6 +26,7 @@ from epochal.tools.quality import (
     optimizer_of,
     rated_bytes,
 )
+from epochal.tools.state_files import is_accepted
 
 PLAYED_FOR_ADVICE = 64
 """Number of clients that are simulated for a change; of more, each represents several."""
@@ -61,6 +62,8 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
     before = found if found.played_count == found.client_count <= few.most_played else plan_run(state, groups, few)
     suggestions = []
     for text, changed, how in _changes(state, few, found):
+        if not is_accepted(changed):
+            continue
         after = plan_run(changed, groups, how)
         faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
         loss = loss_factor(state.merge, changed.merge, optimizer_of(state), optimizer_of(changed))
@@ -73,8 +76,9 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
 
 
 def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
+    is_repeatable = state.verify is not None and state.verify.by == "replays"
     for codec in measured_codecs():
-        best = best_of_codec(codec, state.merge.local_steps)
+        best = best_of_codec(codec, state.merge.local_steps, is_repeatable=is_repeatable)
         if best is not None and rated_bytes(best.merge) < rated_bytes(state.merge):
             yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
     for update in LESS_UPDATES[state.merge.update]:
@@ -104,7 +108,7 @@ def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
     config, steps = state.config, state.merge.local_steps
     for other in (row.merge.local_steps for row in measured_rounds(optimizer_of(state))):
         if other != steps:
-            text, changed = _resized(state, other / steps, found.round_s)
+            text, changed = _resized(state, other / steps, found)
             yield f"[merge] local_steps = {other}, {text}", _with(changed, "merge", local_steps=other), options
     if isinstance(state.model.LLM.optimizer, AdamW):
         yield from _with_muon(state, options, found)
@@ -112,9 +116,10 @@ def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
     most = critical_batch_tokens(found.sizes.parameter_count, config.total_steps * round_tokens)
     factor = most * steps / round_tokens
     if factor >= LEAST_BATCH_FACTOR:
-        text, changed = _resized(state, factor, found.round_s)
+        text, changed = _resized(state, factor, found)
         why = f"local steps of {most:,} tokens, the critical batch size (up to {MORE_STEPS:.0%} more for the same loss)"
-        yield f"{why.replace('%', ' %')}: {text}", changed, options
+        schedule = "" if isinstance(state.model.LLM.lr_schedule, Constant) else f"; lr_schedule's steps ÷ {factor:.2g}"
+        yield f"{why.replace('%', ' %')}: {text}{schedule}", changed, options
 
 
 def _with_muon(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
@@ -122,20 +127,28 @@ def _with_muon(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
     *_, longest = (row.merge.local_steps for row in measured_rounds("Muon"))
     llm, steps = state.model.LLM, state.merge.local_steps
     if longest > steps and llm.architecture in HF_ARCHITECTURES and llm.adapter is None:
-        text, changed = _resized(state, longest / steps, found.round_s)
+        text, changed = _resized(state, longest / steps, found)
         model = state.model.model_copy(update={"LLM": llm.model_copy(update={"optimizer": MUON})})
         changed = _with(changed, "merge", local_steps=longest).model_copy(update={"model": model})
         what = "Muon with twice the learning rate in the place of AdamW (docs/torch.md#muon)"
         yield f"{what}, [merge] local_steps = {longest}, {text}", changed, options
 
 
-def _resized(state: StateFile, factor: float, round_s: float) -> tuple[str, StateFile]:
-    """Return rounds of a multiple of their batches, in words too; with as much time as they take at most."""
-    names = ("global_batch_size_start", "global_batch_size_end")
-    sizes = {name: max(1, round(factor * getattr(state.config, name))) for name in names}
-    if 2 * factor * round_s > state.config.max_round_train_time:
-        sizes["max_round_train_time"] = ceil(2 * factor * round_s)
-    total = max(1, round(state.config.total_steps / factor))
+def _resized(state: StateFile, factor: float, found: Plan) -> tuple[str, StateFile]:
+    """Return rounds of a multiple of their batches, in words too; with as much time as they take at most.
+
+    What is not training takes no longer. Epochs last as many of these times as before, and at least `FEW_ROUNDS`.
+    """
+    config, names = state.config, ("global_batch_size_start", "global_batch_size_end")
+    sizes = {name: max(1, round(factor * getattr(config, name))) for name in names}
+    round_s = found.round_s + (factor - 1) * (found.parts["training"] + found.parts["data"])
+    most_s, epoch_s = ceil(2 * round_s), FEW_ROUNDS * round_s
+    if most_s > config.max_round_train_time:
+        sizes["max_round_train_time"] = most_s
+        epoch_s = max(epoch_s, config.epoch_time * most_s / config.max_round_train_time)
+    if epoch_s > config.epoch_time:
+        sizes["epoch_time"] = ceil(epoch_s)
+    total = max(1, round(config.total_steps / factor))
     text = f"[config] {', '.join(map(_line, sizes.items()))}, and total_steps = {total} for as many tokens"
     return text, _with(state, "config", **sizes, total_steps=total)
 

@@ -20,6 +20,7 @@ from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.quality import loss_factor, loss_of_local_steps
 from tests.support.data.states import state_file
+from tests.support.models.tiny_llama import LLAMA_STATE
 from tests.support.thinned import thinned
 
 ADAMW = {"AdamW": {"betas": [0.9, 0.95], "weight_decay": 0.1, "eps": 1e-8}}
@@ -261,7 +262,7 @@ def test_rounds_that_lose_less_at_the_same_speed_are_told() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize(("optimizer", "is_advised"), [(ADAMW, True), (MUON, False)])
 def test_muon_is_advised_with_the_price_of_its_rounds(optimizer: dict[str, Any], is_advised: bool) -> None:
-    llama: dict[str, Any] = {"model__LLM__architecture": "HfLlama", "model__LLM__optimizer": optimizer}
+    llama = LLAMA_STATE | {"model__LLM__optimizer": optimizer}
     state, groups = run_of(4, merge__local_steps=30, **llama), [parse_clients(f"4 x {LIKE}")]
     options = PlanOptions(Links(parse_link("1gbit")), parameter_count=20_000_000)
     found = advised(state, groups, options, plan_run(state, groups, options)).suggestions
