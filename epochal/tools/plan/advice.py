@@ -13,7 +13,7 @@ from epochal.state.config.model_table import HF_ARCHITECTURES, AdamW, Constant, 
 from epochal.state.config.state_file import StateFile
 from epochal.state.round_model import ClientGroup, Link
 from epochal.tools.critical_batch import MORE_STEPS, critical_batch_tokens
-from epochal.tools.plan.planner import FEW_ROUNDS, plan_run
+from epochal.tools.plan.planner import FEW_ROUNDS, in_force, plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions, Suggestion
 from epochal.tools.quality import (
     OF_CODEC,
@@ -58,18 +58,21 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
         options: those of the plan.
         found: the plan.
     """
+    state = in_force(state)
     few = replace(options, most_played=min(options.most_played, PLAYED_FOR_ADVICE))
-    before = found if found.played_count == found.client_count <= few.most_played else plan_run(state, groups, few)
+    planned = state.model_copy(update={"changes": ()})
+    before = found if found.played_count == found.client_count <= few.most_played else plan_run(planned, groups, few)
     suggestions = []
     for text, changed, how in _changes(state, few, found):
         if not is_accepted(changed):
             continue
-        after = plan_run(changed, groups, how)
+        after = plan_run(changed.model_copy(update={"changes": ()}), groups, how)
         faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
         loss = loss_factor(state.merge, changed.merge, optimizer_of(state), optimizer_of(changed))
         is_better = loss is not None and loss <= BETTER and faster >= AS_FAST
         if after.tokens_per_s and (faster >= WORTH_TELLING or is_better):
-            days = found.days / faster if isfinite(found.days) else after.days
+            later = sum(one.days for one in found.later)
+            days = later + (found.days - later) / faster if isfinite(found.days) else after.days
             suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster, loss))
     suggestions.sort(key=lambda suggestion: -suggestion.faster)
     return replace(found, suggestions=tuple(suggestions[:MAX_SUGGESTIONS]))
@@ -87,7 +90,7 @@ def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Ch
         best = best_of_delay(state.merge.local_steps, optimizer_of(state))
         fields = {} if best is None else {name: getattr(best.merge, name) for name in OF_DELAY}
         yield _of_merge(state, options, {"delay": 1, **fields})
-    if found.kind != "nothing":
+    if found.kind != "nothing" and not state.changes:  # whose steps would no longer be at their place
         yield from _of_rounds(state, options, found)
     yield from _links(state, options, found)
 

@@ -59,7 +59,13 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield _row("learning", f"{shown_loss(plan.loss)}{beside}; {source()}")
     yield ""
     yield _row("bottleneck", plan.bottleneck)
-    for number, warning in enumerate(plan.warnings):
+    later = [
+        f"from step {rounds.step}: {text}"
+        for rounds in plan.later
+        for text in rounds.warnings
+        if text not in plan.warnings
+    ]
+    for number, warning in enumerate((*plan.warnings, *later)):
         yield _row("" if number else "warnings", f"- {warning}")
     for number, found in enumerate(plan.suggestions):
         effect = f"{shown_loss(found.loss)}, {_days(found.days)}, rounds of {shown_s(found.round_s)}"
@@ -113,6 +119,11 @@ def _end(plan: Plan) -> Iterator[str]:
     yield ""
     between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} between two"
     epochs = counted(plan.epochs, "epoch")
+    for rounds in plan.later:
+        loss = shown_loss(rounds.loss)
+        text = f"{counted(rounds.batches, 'batch', 'batches')}, {rounds.tokens_per_s:,.0f} tokens/s; clients train "
+        text += f"{_percent(rounds.training_part)} of the time; {loss}"
+        yield _row(f"from step {rounds.step}", f"rounds of {shown_s(rounds.round_s)}: {text}")
     yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round")
 
 

@@ -16,7 +16,7 @@ from epochal.state.errors import InvalidInput
 from epochal.state.round_model import PARTS, ClientGroup, RoundModel
 from epochal.tools.plan.bottleneck import bottleneck
 from epochal.tools.plan.figures import applied_batches, group_plans, machines_of, path_of
-from epochal.tools.plan.plans import Plan, PlanOptions
+from epochal.tools.plan.plans import DAY_S, LaterRounds, Plan, PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import MAX_CLIENTS
@@ -27,7 +27,6 @@ from epochal.tools.quality import loss_beside_one_machine, optimizer_of
 SETTLING_ROUNDS = 11
 """Rounds until members' shares follow their speeds and the time limit of rounds follows the rounds before."""
 MEASURED_ROUNDS = 4
-DAY_S = 86_400.0
 MOST_DELIVER = 0.9
 LARGE_PART = 0.2
 """Part of an epoch's time that the time between two epochs may take without a warning."""
@@ -46,6 +45,8 @@ def check_groups(groups: Sequence[ClientGroup]) -> None:
 def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions | None = None) -> Plan:
     """Return how a run will go with these clients, all there from the beginning. It has no suggestions yet.
 
+    Each change of the run's settings that alters its rounds is planned, too.
+
     Args:
         state: the run's state file.
         groups: the clients.
@@ -57,6 +58,52 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
     """
     options = options or PlanOptions()
     check_groups(groups)
+    (first, now), *changed = _settings(state)
+    found, later = _plan_of(now, groups, options), list[LaterRounds]()
+    if found.kind == "nothing":
+        return found
+    total = now.config.total_steps
+    ends = [step for step, _ in changed] + [total + 1]
+    for (step, then), end in zip(changed, ends[1:], strict=True):
+        plan = _plan_of(then, groups, options)
+        figures = plan.round_s, plan.batches, plan.tokens_per_s, plan.training_part, plan.loss, plan.warnings
+        later.append(LaterRounds(step, end - step, *figures))
+    epochs, days = _to_the_end(now, found, ends[0] - first, later)
+    return replace(found, epochs=epochs, days=days, later=tuple(later))
+
+
+def _settings(state: StateFile) -> list[tuple[int, StateFile]]:
+    """Return the settings of the next round, and each later ones with other rounds, with the step of their first."""
+    now = in_force(state)
+    found = [(state.progress.step, now.model_copy(update={"changes": ()}))]
+    for change in now.changes:
+        then, before = state.at(change.at_step), found[-1][1]
+        if change.at_step <= state.config.total_steps and (then.config, then.merge) != (before.config, before.merge):
+            found.append((change.at_step, then))
+    return found
+
+
+def in_force(state: StateFile) -> StateFile:
+    """Return a file whose own settings are those of the next round, with the changes that are still to come."""
+    step = state.progress.step
+    left = tuple(change for change in state.changes if change.at_step > step)
+    return state if left == state.changes else state.at(step).model_copy(update={"changes": left})
+
+
+def _to_the_end(state: StateFile, found: Plan, count: int, later: Sequence[LaterRounds]) -> tuple[int, float]:
+    """Return the epochs and days until so many rounds like those of a plan, and the later ones, have ended."""
+    rounds = [(max(0, count), found.round_s), *((one.count, one.round_s) for one in later)]
+    work_s = sum(number * round_s for number, round_s in rounds if number)
+    if not math.isfinite(work_s):
+        return 0, math.inf
+    parts = sum(number / max(1, math.ceil(state.config.epoch_time / round_s)) for number, round_s in rounds if number)
+    epochs = math.ceil(parts)
+    between_s = max(0, epochs - 1) * (found.between_epochs_s or 0.0)
+    return epochs, (found.warm_up_s + work_s + between_s + (found.checkpoint_s or 0.0)) / DAY_S
+
+
+def _plan_of(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Plan:
+    """Return the plan of a run with the same settings throughout; its epochs and days are not known yet."""
     sizes = sizes_of(state, options.parameter_count)
     config = state.config
     notes = tuple(note.text for note in timer_notes(state, sizes, groups, options.links))
@@ -97,10 +144,6 @@ def _figures(
         again_s = max(played.model.heard_s(group) + played.model.reported_s(group, client_count) for group in groups)
         gap_s = checkpoint_s + state.config.waiting_for_members_extra_time + again_s
     rounds_of_epoch = max(1, math.ceil(state.config.epoch_time / round_s))
-    steps = max(0, state.config.total_steps - state.progress.step + 1)
-    work_s = steps * round_s
-    epochs = max(1, math.ceil(work_s / (rounds_of_epoch * round_s))) if steps else 0
-    whole_s = warm_up_s + work_s + max(0, epochs - 1) * (gap_s or 0.0) + (checkpoint_s or 0.0)
     tokens = batches * sizes.tokens_per_batch
     return Plan(
         sizes=sizes,
@@ -116,8 +159,6 @@ def _figures(
         warm_up_s=warm_up_s,
         checkpoint_s=checkpoint_s,
         between_epochs_s=gap_s,
-        epochs=epochs,
-        days=whole_s / DAY_S,
         bottleneck=text,
         kind=kind,
         limit=limit,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from epochal.state.round_model import PARTS, ClientGroup, Costs, Links, RunSizes
 
+DAY_S = 86_400.0
 MAX_PLAYED_CLIENTS = 256
 """Number of clients up to which each is simulated; of more, each simulated one represents several."""
 
@@ -76,6 +77,31 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
+class LaterRounds:
+    """The rounds from one of the run's changes (`[[changes]]`) that alters rounds to the next such one, or the end.
+
+    Attributes:
+        step: of the first of them.
+        count: their number.
+        round_s, batches, tokens_per_s, training_part, loss, warnings: as a plan's.
+    """
+
+    step: int
+    count: int
+    round_s: float
+    batches: int
+    tokens_per_s: float
+    training_part: float
+    loss: float | None
+    warnings: tuple[str, ...]
+
+    @property
+    def days(self) -> float:
+        """How long they take, without what lies between epochs."""
+        return self.count * self.round_s / DAY_S
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """The predicted course of a run; the defaults are those of one that never reaches a round.
 
@@ -99,6 +125,7 @@ class Plan:
         warnings: what cannot hold, such as timers.
         loss: as a multiple of that of one machine with the same tokens; None if that was not measured.
         suggestions: what to change, the most effective first.
+        later: the rounds of the run's later settings; all other figures but the days and epochs are of the next round.
     """
 
     sizes: RunSizes
@@ -122,6 +149,7 @@ class Plan:
     days: float = math.inf
     loss: float | None = None
     suggestions: tuple[Suggestion, ...] = ()
+    later: tuple[LaterRounds, ...] = ()
 
     @property
     def training_part(self) -> float:

@@ -98,5 +98,5 @@ class Scale:
             }
         )
         progress = state.progress.model_copy(update={"step": 1, "epoch": 0, "epoch_start_data_index": 0})
-        update = {"config": config, "access": Access(), "progress": progress, "run_state": None}
+        update = {"config": config, "access": Access(), "progress": progress, "run_state": None, "changes": ()}
         return state.model_copy(update=update)
