@@ -436,11 +436,11 @@ class Bench:
         merger = Merger.with_threads(state.merge, spool, lambda _: InlineWorker())
         replicas = PastReplicas(requests, api.checkpoints, merger, spool, worker, state.verify.within + REPLICAS_BEYOND)
         options = VerifierOptions(
-            policy, SPOOL_PARENT, opening, EvaluationOptions(Permissions.of_own_run()), lambda _: None
+            policy, SPOOL_PARENT, opening, EvaluationOptions(Permissions.of_own_run()), lambda _: None, varies=True
         )
         parts = Machinery(run, replicas, OpenedTrainers(run, opening), spool, worker)
         verifier = ReplayWorker(client, requests, options, parts)
-        await verifier.calibrate(CALIBRATED, varies=True)
+        await verifier.calibrate(CALIBRATED)
         await verifier.run()
 
     def _backdoor(self, replica: Replica) -> float:

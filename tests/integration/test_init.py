@@ -33,5 +33,5 @@ async def test_written_files_start_a_run_whose_work_a_verifier_repeats(tmp_path:
         command = shlex.split(printed, comments=True)[2:]
         command[1:2] = [run.url, "--token", token.out.strip()]
         verifier = await run.children.start("verifier", *command)
-        await run.line_of(verifier, "largest excess distance 0.0000")
+        await run.line_of(verifier, "up to 0.0000 apart")
         await run.line_of(verifier, "excess distance 0.0000, ")

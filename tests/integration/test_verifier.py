@@ -108,7 +108,7 @@ async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed
             await run.start_client()
         first = await start_verifier(run, "verifier-1", "--calibrate", "2")
         line = await run.line_of(first, "repetitions of")
-        assert "float32/cpu by float32/cpu: 4 repetitions of 3 local steps, largest excess distance 0.0000" in line
+        assert "float32/cpu by float32/cpu: 4 repetitions of 3 local steps, up to 0.0000 apart" in line
         await distances(run, first, 2)
         first.kill()
         second = await start_verifier(run, "verifier-2")
@@ -118,6 +118,22 @@ async def test_verifier_goes_on_after_a_restart_and_where_another_one_was_killed
         await distances(run, second, 4)
         second.process.send_signal(signal.SIGINT)
         assert await second.wait(BOUND_S) == 0, second.log_tail()
+
+
+@pytest.mark.nightly
+async def test_verifier_calibrates_in_the_run_by_its_own_repetitions(tmp_path: Path) -> None:
+    """Also of the work of one that lies, whose results move nothing; and again when rounds become longer."""
+    async with real_run(tmp_path, config__init_min_clients=2, **VERIFIED) as run:
+        verifier = await start_verifier(run, "verifier-1")
+        await run.start_client()
+        await run.start_client(trainer=LIAR)
+        found = "float32/cpu by float32/cpu: 2 repetitions of {} local steps, up to 0.0000 apart"
+        assert found.format(3) in await run.line_of(verifier, "repetitions of")
+        change = ("change", run.url, "--at-step", str((await run.status()).step + 30), "--set", "merge.local_steps=5")
+        (await run.command_here(*change, EPOCHAL_ADMIN_TOKEN=run.admin_token)).expect(0, "from step")
+        await run.line_of(verifier, found.format(5))
+        told = await run.command_here("status", run.url)
+        told.expect(0, "5 local steps: tolerance 0.0200; calibrated up to 0.0000")
 
 
 @pytest.mark.nightly

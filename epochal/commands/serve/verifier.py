@@ -62,7 +62,7 @@ def verifier(
             max=MAX_PIECES,
             metavar="N",
             help="First repeat N pieces of the run's work in each class that this machine has, and report how far apart"
-            " honest repetitions are.",
+            " honest repetitions are; in the run that is repeated from time to time.",
         ),
     ] = 0,
     spool: Annotated[
@@ -147,19 +147,19 @@ class _Work:
 async def _verify(url: str, token: str, work: _Work, pieces: int, verify: bool | str) -> None:
     async with await CoordinatorClient.connect(url, work.policy, verify) as coordinator:
         coordinator.use_token(token)
-        options = VerifierOptions(work.policy, work.spool_folder, work.opening, work.held_out, say)
+        options = VerifierOptions(work.policy, work.spool_folder, work.opening, work.held_out, say, work.varies)
         with interruption() as stop, naming_wrong_token("verifier", VERIFIER_TOKEN_VARIABLE, url):
             async with opened_verifier(coordinator, options) as opened:
                 say(f"verifying results of run {coordinator.run_id}")
                 async with asyncio.TaskGroup() as tasks:
-                    computing = tasks.create_task(_compute(opened, pieces, varies=work.varies))
+                    computing = tasks.create_task(_compute(opened, pieces))
                     stopping = tasks.create_task(stop.wait())
                     await asyncio.wait([stopping, computing], return_when=asyncio.FIRST_COMPLETED)
                     stopping.cancel()
                     computing.cancel()
 
 
-async def _compute(opened: ReplayWorker, pieces: int, *, varies: bool) -> None:
+async def _compute(opened: ReplayWorker, pieces: int) -> None:
     if pieces:
-        await opened.calibrate(pieces, varies=varies)
+        await opened.calibrate(pieces)
     await opened.run()

@@ -2,13 +2,15 @@
 
 Each piece of work is computed several times: as the verifier computes, with other micro-batches, and in the other
 precision. Every one of them is taken for a result once, encoded as a client's, and compared with all the others. So as
-many differences as repetitions are in memory at a time.
+many differences as repetitions are in memory at a time. The rule kept here: what members delivered is never read, so
+that nobody but the operator moves a calibration.
 """
 
 import itertools
 import logging
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
 from functools import partial
 
 from epochal.runtime.worker_thread import Worker
@@ -28,12 +30,45 @@ from epochal.tools.replays.session import FollowedRun, RepeatedRequests
 
 log = logging.getLogger(__name__)
 
+CALIBRATE_EVERY = 100
+"""Number of rounds after which a verifier calibrates again in the run."""
+PIECES_IN_RUN = 2
+"""Number of pieces of work that it repeats then, at most one in a round, so that replays hardly wait."""
 FEW_ROWS = 2
 """Rows at a time of a repetition with other micro-batches."""
 OTHER_PRECISION = {"float32": "bf16", "bf16": "float32"}
 
 Classes = tuple[str, str]
 """Those of a result and of its replay."""
+_Found = dict[tuple[str, str, int], list[float]]
+
+
+@dataclass(slots=True)
+class CalibrationSchedule:
+    """When a verifier calibrates in the run: at a number of local steps that is new, and each `CALIBRATE_EVERY` rounds.
+
+    Attributes:
+        local_steps, since_step: for which it calibrates, and the round in which it began to.
+        done: number of pieces of work that were repeated since.
+        tried_step: the last round in which one was due, whatever came of it.
+    """
+
+    local_steps: int = 0
+    since_step: int = 0
+    done: int = 0
+    tried_step: int = 0
+
+    def begin(self, step: int, local_steps: int, done: int = 0) -> None:
+        """Begin anew in a round, with so many pieces done."""
+        self.local_steps, self.since_step, self.done = local_steps, step, done
+
+    def is_due(self, step: int, local_steps: int) -> bool:
+        """Return whether to repeat a piece of a round's work now: True at most once in a round."""
+        if local_steps != self.local_steps or abs(step - self.since_step) >= CALIBRATE_EVERY:
+            self.begin(step, local_steps)
+        is_due = step != self.tried_step and self.done < PIECES_IN_RUN
+        self.tried_step = step if is_due else self.tried_step
+        return is_due
 
 
 class Calibration:
@@ -64,7 +99,7 @@ class Calibration:
             InvalidInput: the run has ended, and nothing can be repeated.
             DataError, TrainerFailed: a piece cannot be computed.
         """
-        found: dict[tuple[str, str, int], list[float]] = defaultdict(list)
+        found: _Found = defaultdict(list)
         done = 0
         async for outcome, entry in self._pieces():
             local_steps, distances = await self._distances(outcome, entry, varies=varies)
@@ -75,11 +110,27 @@ class Calibration:
                 break
         if not done:
             raise InvalidInput("the run has ended, and keeps no round whose work can be repeated")
-        return [
-            CalibrationReport(*key, tuple(distances[start : start + MAX_DISTANCES]))
-            for key, distances in sorted(found.items())
-            for start in range(0, len(distances), MAX_DISTANCES)
-        ]
+        return _reports(found)
+
+    async def reports_of_round(self, step: int, *, varies: bool) -> list[CalibrationReport]:
+        """Return the distances of one piece of a round's work; none if the round is not kept.
+
+        Raises as `reports`, and `InvalidInput` for a round of which the set-up is not known.
+        """
+        try:
+            outcome = await self._requests.outcome(step)
+        except Refused as refusal:
+            if refusal.kind is not Refusal.NOT_FOUND:
+                raise
+            return []
+        if not outcome.entries:
+            return []
+        entry = outcome.entries[step % len(outcome.entries)]
+        local_steps, distances = await self._distances(outcome, entry, varies=varies)
+        found: _Found = defaultdict(list)
+        for (result_class, replay_class), distance in distances:
+            found[result_class, replay_class, local_steps].append(distance)
+        return _reports(found)
 
     async def _pieces(self) -> AsyncIterator[tuple[Outcome, OutcomeEntry]]:
         """Yield the kept rounds' pieces of work, the oldest first, and then those of every round that follows."""
@@ -123,6 +174,14 @@ class Calibration:
             distance = await self._worker.run(partial(_excess, result, replay, merge))
             found.append(((result_class, replay_class), distance))
         return merge.local_steps, found
+
+
+def _reports(found: _Found) -> list[CalibrationReport]:
+    return [
+        CalibrationReport(*key, tuple(distances[start : start + MAX_DISTANCES]))
+        for key, distances in sorted(found.items())
+        for start in range(0, len(distances), MAX_DISTANCES)
+    ]
 
 
 def _variants(precision: str, *, varies: bool) -> Iterable[tuple[str | None, int | None]]:

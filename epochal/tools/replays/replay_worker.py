@@ -30,7 +30,13 @@ from epochal.state.errors import (
     TrainerFailed,
 )
 from epochal.state.merging import Diverged
-from epochal.state.messages.replay_messages import LeasedReplay, ReplayFailure, ReplayReport, ScoreReport
+from epochal.state.messages.replay_messages import (
+    CalibrationReport,
+    LeasedReplay,
+    ReplayFailure,
+    ReplayReport,
+    ScoreReport,
+)
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
 from epochal.state.refusals import Refusal
 from epochal.state.text.amounts import counted
@@ -38,7 +44,7 @@ from epochal.state.weights import number_of
 from epochal.state.wire import Blake3, ClientId, Sha256
 from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
 from epochal.tools.evaluate.losses import EvaluationOptions, HeldOutLosses, LossComputation
-from epochal.tools.replays.calibration import Calibration
+from epochal.tools.replays.calibration import Calibration, CalibrationSchedule
 from epochal.tools.replays.opened_trainers import OpenedTrainers, Opening
 from epochal.tools.replays.past_replicas import PastReplicas
 from epochal.tools.replays.replay import Replay, WorkOfRound
@@ -82,35 +88,71 @@ class ReplayWorker:
     ) -> None:
         self._client = client
         self._requests = requests
-        self._policy, self._say = options.policy, options.say
+        self._policy, self._say, self._varies = options.policy, options.say, options.varies
         self._parts = parts
         self._exchange = Exchange(requests, parts.spool)
+        self._calibration = Calibration(requests, parts.run, parts.replicas, parts.trainers, parts.worker)
+        self._schedule = CalibrationSchedule()
 
-    async def calibrate(self, count: int, *, varies: bool) -> None:
+    async def calibrate(self, count: int) -> None:
         """Repeat some of the run's work, and report how far apart honest repetitions are.
 
         Args:
             count: number of pieces of work, each of one client and round.
-            varies: whether the trainer can compute in another precision, and with other numbers of rows at a time.
 
         Raises:
             InvalidInput: the run has ended without work that can be repeated, or its results are only scored.
             DataError, TrainerFailed: it cannot be computed.
         """
-        parts = self._parts
-        if parts.scores is not None:
+        if self._parts.scores is not None:
             raise InvalidInput('--calibrate: results of this run are only scored (verify.by = "scores")')
-        calibration = Calibration(self._requests, parts.run, parts.replicas, parts.trainers, parts.worker)
-        for report in await calibration.reports(count, varies=varies):
-            largest = max(report.distances)
-            self._say(
-                f"{report.result_class} by {report.replay_class}: {len(report.distances)} repetitions of "
-                f"{counted(report.local_steps, 'local step')}, largest excess distance {largest:.4f}"
-            )
+        for report in await self._calibration.reports(count, varies=self._varies):
+            self._say_calibrated(report)
             await self._requests.repeated(self._client.report_calibration, report)
+        step, local_steps = self._last_round()
+        self._schedule.begin(step, local_steps, count)
+
+    def _say_calibrated(self, report: CalibrationReport) -> None:
+        self._say(
+            f"{report.result_class} by {report.replay_class}: {len(report.distances)} repetitions of "
+            f"{counted(report.local_steps, 'local step')}, up to {max(report.distances):.4f} apart"
+        )
+
+    def _last_round(self) -> tuple[int, int]:
+        """Return the last round that has ended, and its number of local steps."""
+        run = self._parts.run
+        assert run.document is not None, "the run is followed"
+        step = max(1, run.document.step - 1)
+        return step, run.merge_at(step).local_steps
+
+    async def _calibrate_in_run(self) -> None:
+        """Repeat a piece of the last round's work, if one is due; one that cannot be computed is due in the next round.
+
+        Raises:
+            Refused: the coordinator refuses the requests or the report for good.
+            CoordinatorUnreachable: there was no answer.
+        """
+        step, local_steps = self._last_round()
+        if self._parts.scores is not None or self._parts.run.has_ended or not self._schedule.is_due(step, local_steps):
+            return
+        try:
+            reports = await self._calibration.reports_of_round(step, varies=self._varies)
+        except (DataError, Diverged, InvalidDocument, InvalidInput, SpoolFull, TrainerFailed) as error:
+            self._say(f"step {step}: not calibrated: {error.message}")
+            return
+        for report in reports:
+            self._say_calibrated(report)
+            await self._client.report_calibration(report)
+        self._schedule.done += bool(reports)
+
+    async def _lease(self, wait_s: float) -> LeasedReplay | None:
+        await self._calibrate_in_run()
+        return await self._client.lease_replay(wait_s)
 
     async def run(self) -> None:
         """Compute until cancelled, when what is under way is given back, or until the run has ended and all is done.
+
+        Between replays the verifier calibrates again from time to time (`CalibrationSchedule`).
 
         Raises:
             Refused: the token is not a verifier's of this run, or it has lost its role; or the run has no `[verify]`.
@@ -120,9 +162,7 @@ class ReplayWorker:
         try:
             async with asyncio.TaskGroup() as tasks:
                 following = [tasks.create_task(one) for one in (self._parts.run.run(), self._keep_ticket())]
-                await work_by_lease(
-                    self._policy, self._client.lease_replay, self._carry_out, lambda: self._parts.run.has_ended
-                )
+                await work_by_lease(self._policy, self._lease, self._carry_out, lambda: self._parts.run.has_ended)
                 for one in following:
                     one.cancel()
                 self._say("the run is finished, and no other result is to be computed again")
@@ -217,6 +257,7 @@ class VerifierOptions:
         opening: opens data and trainer.
         held_out: on which data results are scored, and how.
         say: shown a line about each result.
+        varies: whether the trainer can compute in another precision, and with other numbers of rows at a time.
     """
 
     policy: RetryPolicy
@@ -224,6 +265,7 @@ class VerifierOptions:
     opening: Opening
     held_out: EvaluationOptions
     say: Callable[[str], None]
+    varies: bool
 
 
 @contextlib.asynccontextmanager
