@@ -149,12 +149,12 @@ def _first_difference(kept: memoryview, made: bytes) -> str:
         found, wanted = parse_tensor_file(kept, _TYPES), parse_tensor_file(made, _TYPES)
     except InvalidTensorFile as error:
         return f"it is no update: {error.message}"
-    if found.layout != wanted.layout or found.metadata != wanted.metadata:
-        return "its header differs"
-    tensors = found.tensors()
-    return "tensor " + next(
-        repr(name) for name, block in wanted.tensors().items() if block.tobytes() != tensors[name].tobytes()
-    )
+    if found.layout == wanted.layout and found.metadata == wanted.metadata:
+        tensors = found.tensors()
+        for name, block in wanted.tensors().items():
+            if block.tobytes() != tensors[name].tobytes():
+                return f"tensor {name!r}"
+    return "its header differs"
 
 
 def _wrong_norm(outcome: Outcome, results: Sequence[tuple[OutcomeEntry, Difference]]) -> str | None:
