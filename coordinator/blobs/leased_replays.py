@@ -178,8 +178,11 @@ class LeasedReplays:
             holders += lease is not None and lease.until_s > self._now_s()
         if holders >= _reports_missing(replay):
             return False
-        return replay.is_new_to(verifier.name) or not any(
-            self._is_present(other) and replay.is_new_to(other.name) for other in self._verifiers.values()
+        is_test = not replay.is_disputed or len(replay.reports) >= REPORTS_TO_CONVICT  # which is for this one alone
+        return (
+            is_test
+            or replay.is_new_to(verifier.name)
+            or not any(self._is_present(other) and replay.is_new_to(other.name) for other in self._verifiers.values())
         )
 
 

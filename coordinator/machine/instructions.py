@@ -237,7 +237,9 @@ class Convicted:
 
 @dataclass(frozen=True, slots=True)
 class VerifierTested:
-    """Log that a verifier computed a result again of which the answer is known, since it differed from another one.
+    """Log that a verifier computed a result again of which the answer is known.
+
+    It had differed from another verifier, or is alone, and would convict.
 
     Attributes:
         found, expected: excess distances; found is None if it could not compute it.

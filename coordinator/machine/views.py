@@ -211,8 +211,7 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
     for outcome in reversed(list(run.models.outcomes.values())):
         purpose = f"a result of step {outcome.step}"
         kept += [KeptBlob(purpose, entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
-    verification = run.members.verification
-    for replay in (*verification.open.values(), *verification.known):
+    for replay in run.members.verification.kept():
         kept.append(KeptBlob(f"a result of step {replay.step} to replay", replay.result_sha256, replay.size_bytes))
     once: dict[Sha256, KeptBlob] = {}
     for blob in kept:

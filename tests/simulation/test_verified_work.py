@@ -87,12 +87,16 @@ class VerifiedRun:
     def play(self, rounds: int) -> None:
         for _ in range(rounds):
             self.timed.play(1)
-            for verifier in self.verifiers:
+            first = self.run.progress.step % max(1, len(self.verifiers))  # each in turn is the first
+            for verifier in self.verifiers[first:] + self.verifiers[:first]:
                 self._verify(verifier)
 
     def _verify(self, verifier: Verifier) -> None:
-        due = list(self.run.members.verification.due(verifier.name, self.run.progress.step, WITHIN))
-        for replay in due[: verifier.per_round]:
+        for _ in range(verifier.per_round):
+            due = self.run.members.verification.due(verifier.name, self.run.progress.step, WITHIN)
+            replay = next(due, None)
+            if replay is None:
+                return
             if verifier.dies_after is not None and verifier.done >= verifier.dies_after:
                 return
             verifier.done += 1

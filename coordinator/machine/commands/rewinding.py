@@ -137,8 +137,7 @@ def _members_after(members: RunMembers, step: int) -> tuple[RunMembers, tuple[In
     verification = members.verification
     void = tuple(one for one in verification.open.values() if one.step > step)
     verification = replace(
-        closed(verification, void),
-        known=tuple(one for one in verification.known if one.step <= step),
+        closed(verification, void).until(lambda known: known <= step),
         compared=shared({number: found for number, found in verification.compared.items() if number <= step}),
         counts=replace(verification.counts, dropped=verification.counts.dropped + len(void)),
     )

@@ -3,7 +3,7 @@
 The rule kept here: what is kept is bounded, and nothing waits for a replay. One that nobody makes is dropped.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Literal, NamedTuple, TypeAlias
@@ -110,13 +110,19 @@ class OpenReplay:
         shown = " or ".join(f"{count:,}" for count in sorted(one for one in counted_tokens if one is not None))
         return f"its result of step {self.step} claims {self.tokens:,} tokens; replays counted {shown}"
 
+    @property
+    def is_accused_alone(self) -> bool:
+        """Whether one verifier alone has found it false, as often as convicts."""
+        return len(self.reports) >= REPORTS_TO_CONVICT and len({one.verifier for one in self.reports}) == 1
+
     def is_new_to(self, verifier: str) -> bool:
         """Return whether this verifier has not reported it, and may yet."""
         return self._may(verifier) and all(one.verifier != verifier for one in self.reports)
 
     def wants(self, verifier: str) -> bool:
         """Return whether a report of this verifier is of use; if there are others, theirs is of more."""
-        return self._may(verifier) and (self.is_disputed or self.is_new_to(verifier))
+        may_repeat = self.is_disputed and not self.is_accused_alone
+        return self._may(verifier) and (may_repeat or self.is_new_to(verifier))
 
     def _may(self, verifier: str) -> bool:
         return self.failures.count(verifier) < MAX_FAILURES
@@ -153,6 +159,8 @@ class KnownVerifier:
         doubt: whether it found more ("above") or less ("below") than another one, and has yet to do a task of which
             the answer is known; "" if it did not.
         failed_tests: the run's steps in which it could not compute that task; it is given it once in a step.
+        accused: number of members with results that had passed, or of the run's first ones, which were convicted on its
+            word alone.
         is_refused: whether it failed at such a task, so that its reports are refused.
     """
 
@@ -160,6 +168,7 @@ class KnownVerifier:
     reports: int = 0
     doubt: Literal["", "above", "below"] = ""
     failed_tests: tuple[int, ...] = ()
+    accused: int = 0
     is_refused: bool = False
 
 
@@ -267,6 +276,7 @@ class Verification(WireDocument):
     Attributes:
         open: results that are to be computed again, the oldest first.
         known: results of which several replays agreed, by which verifiers are tested.
+        control: the last result that a verifier alone has passed, by which that one is tested before it alone convicts.
         verifiers: by name.
         distances: by result's class, replay's class and local steps, as `distances_key` joins them.
         convicted: what each convicted client was found by, in words.
@@ -278,6 +288,7 @@ class Verification(WireDocument):
 
     open: Mapped[ReplayKey, OpenReplay] = field(default_factory=dict)
     known: tuple[OpenReplay, ...] = ()
+    control: OpenReplay | None = None
     verifiers: Mapping[str, KnownVerifier] = field(default_factory=dict)
     distances: Mapping[str, Distances] = field(default_factory=dict)
     convicted: Mapping[ClientId, str] = field(default_factory=dict)
@@ -292,7 +303,38 @@ class Verification(WireDocument):
 
     def blobs(self) -> frozenset[Sha256]:
         """Return the results that must stay for replays."""
-        return frozenset(one.result_sha256 for one in (*self.open.values(), *self.known))
+        return frozenset(one.result_sha256 for one in self.kept())
+
+    def kept(self) -> tuple[OpenReplay, ...]:
+        """Return the replays of which the results must stay."""
+        return (*self.open.values(), *self.known, *(() if self.control is None else (self.control,)))
+
+    def until(self, is_kept: Callable[[int], bool]) -> "Verification":
+        """Return it with those results alone of which the answer is known whose steps are kept."""
+        known = tuple(one for one in self.known if is_kept(one.step))
+        control = self.control if self.control is not None and is_kept(self.control.step) else None
+        is_same = len(known) == len(self.known) and control is self.control
+        return self if is_same else replace(self, known=known, control=control)
+
+    def accused_by(self, verifier: str, step: int, within: int) -> list[OpenReplay]:
+        """Return the open replays that this verifier alone has found false, and no other is there to compute.
+
+        Args:
+            verifier: its name.
+            step: of the run.
+            within: `verify.within`.
+        """
+        found = (one for one in self.open.values() if one.is_accused_alone and one.reports[0].verifier == verifier)
+        return [one for one in found if not self.is_for_others(one, verifier, step, within)]
+
+    def control_of(self, verifier: str, step: int, within: int) -> OpenReplay | None:
+        """Return the result, passed by this verifier, that it is to compute again before it alone convicts.
+
+        None if it convicts nobody, or has passed nothing. The arguments are those of `accused_by`.
+        """
+        control = self.control
+        is_own = control is not None and control.reports[0].verifier == verifier
+        return control if is_own and self.accused_by(verifier, step, within) else None
 
     def is_for_others(self, replay: OpenReplay, verifier: str, step: int, within: int) -> bool:
         """Return whether a verifier that was heard in the last rounds, another one, has not reported on a replay yet.
@@ -324,6 +366,7 @@ class Verification(WireDocument):
 
         Where it is doubted, what tests it and nothing else; else disputed results, then others, the oldest first. A
         disputed one that it has reported itself is for others, where one was heard in the last rounds that has not.
+        Before it alone convicts, it is to show by one that it has passed that it computes as before.
 
         Args:
             verifier: its name.
@@ -342,6 +385,9 @@ class Verification(WireDocument):
         for one in wanted:
             if one.reports and (one.is_new_to(verifier) or not self.is_for_others(one, verifier, step, within)):
                 yield one
+        control = self.control_of(verifier, step, within)
+        if control is not None:
+            yield control
         yield from (one for one in wanted if not one.reports)
 
     def with_trust(self, client_id: ClientId, trust: Trust) -> "Verification":

@@ -5,7 +5,9 @@ A client whose result has passed and claims other tokens than its samples have i
 The rules kept here: nobody is convicted by fewer than three replays, the median of which is above its tolerance, nor,
 where verifiers contradict each other, by one verifier alone. Two verifiers that differ by more than a tolerance are
 doubted: each gets a result of which the answer is known from several replays, and loses its role if its answer is
-another, or if it has none in several rounds. Nothing waits for any of this.
+another, or if it has none in several rounds. Where there is one verifier alone, it convicts only after it has computed
+a result again that it had passed, and found the same, and never more proven members than remain whose results have
+passed: one of another version, or with other data, ejects nobody or few. Nothing waits for any of this.
 """
 
 from collections.abc import Sequence
@@ -156,6 +158,9 @@ def _take_failure(run: Run, event: ReplayFailed) -> Handled:
     test = verification.test_of(event.verifier)
     if test is not None and test.key == replay_key(failure.step, failure.client_id):
         return _failed_test(run, members, event.verifier, test)
+    control = _control_of(run, event.verifier)
+    if control is not None and control.key == replay_key(failure.step, failure.client_id):
+        return run.with_parts(members.verified_as(replace(verification, control=None))), ()
     task = open_replay(run, failure.step, failure.client_id)
     if not task.wants(event.verifier):  # it has failed often enough, or reported
         return run, ()
@@ -203,6 +208,9 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
         return _tested(run, event, test)
     if test is not None:
         raise Refused(Refusal.NOT_FOUND, f"verifier {name} is doubted: first it is to compute {test.key} again")
+    control = _control_of(run, name)
+    if control is not None and key == control.key and report.result_sha256 == control.result_sha256:
+        return _controlled(run, event, control)
     task = open_replay(run, report.step, report.client_id)
     if report.result_sha256 != task.result_sha256:
         raise Refused(Refusal.NOT_FOUND, f"the result of client {report.client_id} is {task.result_sha256}")
@@ -211,7 +219,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     for one in task.reports:
         if one.verifier == name and one.report == report:
             return run, ()
-        if one.verifier == name and (not task.is_disputed or has_others):
+        if one.verifier == name and (not task.wants(name) or has_others):
             message = f"verifier {name} has reported the result of step {report.step} of client {report.client_id}"
             raise Refused(Refusal.ALREADY_COMMITTED, message)
     local_steps = run.identity.state_file.at(report.step).merge.local_steps
@@ -246,6 +254,8 @@ def _verdict(task: OpenReplay, *, has_others: bool) -> Literal["passed", "disput
         return "disputed"
     if task.answer_ratio <= 1:
         return "passed"
+    if task.is_accused_alone:
+        return "disputed"  # until the verifier has done its control
     is_contradicted = len({one.verifier for one in task.reports}) > 1
     return "unclear" if is_contradicted and len({one.verifier for one in above}) == 1 else "convicted"
 
@@ -279,8 +289,55 @@ def _tested(run: Run, event: ReplayReported, test: OpenReplay) -> Handled:
     return run.with_parts(members.verified_as(verification)), (told,)
 
 
+def _control_of(run: Run, name: str) -> OpenReplay | None:
+    assert run.state_file.verify is not None
+    return run.members.verification.control_of(name, run.progress.step, run.state_file.verify.within)
+
+
+def _controlled(run: Run, event: ReplayReported, control: OpenReplay) -> Handled:
+    """Return the run after a verifier without others computed a result again that it had passed.
+
+    What it alone has found false convicts now; if the result is another this time, it loses its role.
+    """
+    verify, name = run.state_file.verify, event.verifier
+    assert verify is not None
+    accused = run.members.verification.accused_by(name, run.progress.step, verify.within)
+    run, told = _tested(run, event, control)
+    if run.members.verification.verifiers[name].is_refused:
+        return run, told
+    proven = {client_id for client_id, one in run.members.by_id.items() if one.trust.passed > 0}
+    for task in accused:
+        if task.key in run.members.verification.open:  # else another of its client's results has convicted it
+            proven.discard(task.client_id)
+            run, convicted = _accused(run, task, name, len(proven))
+            told = (*told, *convicted)
+    return run, told
+
+
+def _accused(run: Run, task: OpenReplay, name: str, remain: int) -> Handled:
+    """Return the run with a member convicted on the word of one verifier, or that word dropped.
+
+    Args:
+        run: of the result.
+        task: the result.
+        name: the verifier's.
+        remain: number of other members with results that have passed, below which it may convict such members.
+    """
+    trust, verification = run.members.trust_of(task.client_id), run.members.verification
+    if not trust.passed and trust.examined:  # a new key
+        return _convicted(run, task)
+    by = verification.verifiers[name]
+    if by.accused >= remain:
+        reason = f"verifier {name} alone found it false, as those of {by.accused} other members; {remain} remain"
+        return run.with_parts(_settled(run.members, task, dropped=1)), (ReplaysDropped((task,), reason),)
+    known = {**verification.verifiers, name: replace(by, accused=by.accused + 1)}
+    return _convicted(run.with_parts(run.members.verified_as(replace(verification, verifiers=known))), task)
+
+
 def _without_reports(verification: Verification, name: str) -> Verification:
-    """Return it without a verifier's reports on results that are still open."""
+    """Return it without a verifier's reports on results that are still open, and without its control."""
+    if verification.control is not None and verification.control.reports[0].verifier == name:
+        verification = replace(verification, control=None)
     for one in list(verification.open.values()):
         kept = tuple(of for of in one.reports if of.verifier != name)
         if len(kept) < len(one.reports):
@@ -302,6 +359,7 @@ def _passed(members: RunMembers, task: OpenReplay, local_steps: int) -> RunMembe
     last = next(one for one in reversed(task.reports) if one.ratio <= 1)
     pair = distances_key(last.report.result_class, last.report.replay_class, local_steps)
     verification = _with_known(members.verification, task)
+    verification = verification if task.is_disputed or len(task.reports) > 1 else replace(verification, control=task)
     before = verification.distances.get(pair)
     if before is not None or len(verification.distances) < MAX_PAIRS:
         verification = _with_distances(verification, pair, with_passed(before, task.client_id, last.report.excess))

@@ -25,6 +25,10 @@ ROOM_FOR_PROVEN = MAX_OPEN_REPLAYS // 2
 """Number of open replays that exams and keys of which nothing has passed leave to others, however many they are."""
 ONE_COMPARED_OF = 4
 """One in so many results is replayed by two verifiers although it passes: so one that passes everything is found."""
+ACCUSED_ALONE = (
+    "one verifier alone found them false, and has not shown since that it computes as before; is it of another "
+    "version, or has it other data? A second verifier decides"
+)
 
 
 def exams_of(
@@ -58,7 +62,7 @@ def after_round(
     """
     verify, members = run.state_file.verify, run.members
     if verify is None:  # perhaps since an edit of the state file: what was open keeps no bytes any more
-        idle = replace(members.verification, open={}, known=())
+        idle = replace(members.verification, open={}, known=(), control=None)
         return (run if idle == members.verification else run.with_parts(members.verified_as(idle))), ()
     members, told = _without_late(members, run.models, run.progress.replica_step - verify.within)
     if outcome is not None:
@@ -133,11 +137,11 @@ def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[
     """
     verification, oldest = members.verification, models.checkpoints[0].step if models.checkpoints else 0
     late = [one for one in verification.open.values() if one.step < before or one.step <= oldest]
-    known = tuple(one for one in verification.known if one.step > oldest)
-    if not late and len(known) == len(verification.known):
+    kept = verification.until(lambda step: step > oldest)
+    if not late and kept is verification:
         return members, ()
     has_passed = [one for one in late if one.reports and not one.is_disputed]
-    members = members.verified_as(replace(closed(verification, late), known=known))
+    members = members.verified_as(closed(kept, late))
     counts = members.verification.counts
     counts = replace(
         counts, dropped=counts.dropped + len(late) - len(has_passed), passed=counts.passed + len(has_passed)
@@ -145,8 +149,10 @@ def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[
     members = members.verified_as(replace(members.verification, counts=counts))
     for one in has_passed:
         members = members.with_trust(one.client_id, members.trust_of(one.client_id).with_passed(None))
-    dropped = tuple(one for one in late if one not in has_passed)
-    return members, (ReplaysDropped(dropped, "no verifier computed them in time"),) if dropped else ()
+    accused = tuple(one for one in late if one.is_accused_alone)
+    dropped = tuple(one for one in late if one not in has_passed and one not in accused)
+    of_reasons = (dropped, "no verifier computed them in time"), (accused, ACCUSED_ALONE)
+    return members, tuple(ReplaysDropped(replays, reason) for replays, reason in of_reasons if replays)
 
 
 def closed(verification: Verification, replays: Iterable[OpenReplay]) -> Verification:

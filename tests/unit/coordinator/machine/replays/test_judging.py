@@ -94,11 +94,23 @@ def pass_all(driver: Driver, *but: ClientId, verifier: str = "v") -> None:
 
 
 def convict(driver: Driver, client_id: ClientId, *verifiers: str) -> tuple[Instruction, ...]:
-    """Have three replays of a result of a client, which awaits them, show that it is not its work."""
+    """Have three replays of a result of a client, which awaits them, show that it is not its work.
+
+    Without names of verifiers it is one alone, which has passed the others' results.
+    """
+    if not verifiers:
+        pass_all(driver, client_id)
     replay, told = open_of(driver, client_id)[0], tuple[Instruction, ...]()
     for number, verifier in enumerate(verifiers or ("v", "v", "v")):
         told = report(driver, replay, LIE, verifier, took_ms=number)
-    return told
+    return told if verifiers else report(driver, control_of(driver), HONEST, took_ms=9)
+
+
+def control_of(driver: Driver) -> OpenReplay:
+    """The result, passed before, that verifier "v" is to compute again before it alone convicts."""
+    verification = driver.run.members.verification
+    (found,) = (one for one in verification.due("v", driver.run.progress.step, 8) if one.key not in verification.open)
+    return found
 
 
 def only(told: tuple[Instruction, ...], kind: type[T]) -> T:
@@ -160,6 +172,8 @@ def test_first_result_of_a_new_key_counts_for_nothing_and_is_kept() -> None:
     assert exam.result_sha256 in blobs_needed(driver.run)
     assert exam.result_sha256 in {blob.sha256 for blob in blobs_kept(driver.run)}
     report(driver, exam, HONEST)
+    assert exam.result_sha256 in blobs_needed(driver.run), "the last one that passed is kept"
+    pass_all(driver)
     assert exam.result_sha256 not in blobs_needed(driver.run)
     play(driver)
     assert newcomer in applied(driver)
@@ -303,7 +317,73 @@ def test_one_verifier_convicts_by_three_replays_where_there_is_no_other() -> Non
     assert driver.run.members.verification.open[exam.key].wanted_class("v") == CPU
     report(driver, exam, LIE)
     assert driver.run.members.verification.open[exam.key].wanted_class("v") is None
-    assert only(report(driver, exam, LIE, took_ms=7), Convicted).client_id == newcomer
+    assert only(report(driver, exam, LIE, took_ms=7), ReplayJudged).verdict == "disputed"
+    assert newcomer in driver.run.members
+    assert exam.key not in due_keys(driver, "v")
+    told = report(driver, control_of(driver), HONEST, took_ms=8)
+    assert not only(told, VerifierTested).is_refused
+    assert only(told, Convicted).client_id == newcomer
+
+
+def test_one_verifier_that_does_not_repeat_itself_convicts_nobody() -> None:
+    """As after an upgrade, or with other data: what it passed before is false now, as everything else."""
+    driver, newcomer = with_newcomer()
+    (exam,) = open_of(driver, newcomer)
+    for number in range(3):
+        report(driver, exam, LIE, took_ms=number)
+    control = control_of(driver)
+    assert control.result_sha256 in blobs_needed(driver.run)
+    assert control.result_sha256 in {blob.sha256 for blob in blobs_kept(driver.run)}
+    assert only(report(driver, control, LIE), VerifierTested).is_refused
+    assert driver.run.members.verification.convicted == {}
+    assert driver.run.members.verification.open[exam.key].reports == ()
+    assert driver.run.members.verification.control is None
+    with refused("forbidden"):
+        report(driver, exam, LIE)
+
+
+def test_one_verifier_that_has_passed_nothing_convicts_nobody() -> None:
+    driver = verified(1, 2, 3, within=3)
+    play(driver)
+    for one in open_of(driver):
+        for number in range(3):
+            report(driver, one, LIE, took_ms=number)
+    assert due_keys(driver, "v") == []
+    play(driver, 4)
+    assert len(driver.run.members) == 3
+    dropped = [one for one in driver.instructions if isinstance(one, ReplaysDropped)]
+    assert "one verifier alone found them false" in dropped[0].reason
+
+
+def test_one_verifier_that_fails_at_its_control_convicts_after_another_one() -> None:
+    driver = verified(1, 2, 3)
+    play(driver)
+    pass_all(driver, client(1), client(2))
+    accused = open_of(driver, client(1))[0]
+    for number in range(3):
+        report(driver, accused, LIE, took_ms=number)
+    assert fail(driver, control_of(driver), "v") == ()
+    assert accused.key in driver.run.members.verification.open
+    assert accused.key not in due_keys(driver, "v")
+    report(driver, open_of(driver, client(2))[0], HONEST)
+    assert only(report(driver, control_of(driver), HONEST, took_ms=9), Convicted).client_id == client(1)
+
+
+def test_one_verifier_leaves_as_many_proven_members_as_it_convicts() -> None:
+    """One with other data in a few of its files is as sure of itself as an honest one."""
+    driver = verified(*range(1, 7), percent=100, within=64)
+    play(driver)
+    pass_all(driver)
+    for number in range(1, 7):
+        play(driver)
+        mine = open_of(driver, client(number))
+        pass_all(driver, client(number))
+        for took_ms in range(3 if mine else 0):
+            report(driver, mine[0], LIE, took_ms=took_ms)
+        if mine:
+            told = report(driver, control_of(driver), HONEST, took_ms=9)
+    assert set(driver.run.members.verification.convicted) == {client(number) for number in (1, 2, 3)}
+    assert "alone found it false, as those of 3 other members; 2 remain" in only(told, ReplaysDropped).reason
 
 
 def test_median_of_three_passes_honest_work_that_one_misjudged() -> None:
@@ -333,7 +413,7 @@ def test_what_verifiers_do_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         log_event(one, driver.run)
     lines = {record.getMessage(): record.__dict__ for record in caplog.records}
     assert lines["client_convicted"]["client_id"] == newcomer
-    assert (lines["replayed"]["excess"], lines["replayed"]["verdict"]) == (LIE, "convicted")
+    assert (lines["replayed"]["excess"], lines["replayed"]["verdict"]) == (LIE, "disputed")
     assert lines["replays_drawn"]["count"] >= 1
 
 
