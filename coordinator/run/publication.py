@@ -18,6 +18,7 @@ from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument,
 from epochal.state.errors import InternalError
 from epochal.state.messages.requests import ResultsPage, Standing
 from epochal.state.model.first_model import model_document
+from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
@@ -29,6 +30,9 @@ GATHERED_S = 0.05
 STRANGERS_TOLD_PER_S = 50.0
 """Number of strangers that are sent news in a second if more of them wait: their number must not slow the run."""
 
+UPDATE_AWAITED_S = 1.0
+"""Maximum time for which the document of a new round waits for the update from which the round trains: waiting members
+are sent both at once."""
 WAITING_TOLD_S = 0.25
 """Time after which viewers are sent a change that the document does not show: the run may wait for others."""
 VIEWERS_TOLD_PER_S = 500.0
@@ -81,6 +85,10 @@ class Readers:
         self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
         """Of the document and of the run's wait, for those who are sent all news."""
         self._telling: asyncio.TimerHandle | None = None
+        self._update_timer: asyncio.TimerHandle | None = None
+        """While the document waits for an update."""
+        self._awaited_step = 0
+        """The last step that waited for its update, which it does once."""
         self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
         self._round_documents: OrderedDict[Sha256, bytes] = OrderedDict()
         self._is_released = False
@@ -104,11 +112,32 @@ class Readers:
                 self._round_news.notify()
         if published is not self.published:
             self.published = published
-            self._news.notify()
+            self._tell_members()
             self._news_for_strangers.notify()
             self.viewer_news.notify()
         elif self._telling is None and not self._is_released:  # it may wait for others than before
             self._telling = asyncio.get_running_loop().call_later(WAITING_TOLD_S, self._tell_viewers)
+
+    def _tell_members(self) -> None:
+        """Send the new document to those who wait, or wait for the update without which nobody can begin its round."""
+        document = self.published.document
+        most_s, is_first = _update_awaited_s(self.run, document), document.step != self._awaited_step
+        if most_s > 0 and not self._is_released and (is_first or self._update_timer is not None):
+            if is_first:
+                self._cancel_update_timer()
+                self._awaited_step = document.step
+                self._update_timer = asyncio.get_running_loop().call_later(most_s, self._stop_awaiting_update)
+        else:
+            self._stop_awaiting_update()
+
+    def _stop_awaiting_update(self) -> None:
+        self._cancel_update_timer()
+        self._news.notify()
+
+    def _cancel_update_timer(self) -> None:
+        if self._update_timer is not None:
+            self._update_timer.cancel()
+            self._update_timer = None
 
     def _tell_viewers(self) -> None:
         self._telling = None
@@ -122,6 +151,7 @@ class Readers:
         self._round_news.close()
         self._news_for_strangers.close()
         self.viewer_news.close()
+        self._cancel_update_timer()
         if self._telling is not None:
             self._telling.cancel()
 
@@ -130,13 +160,15 @@ class Readers:
     ) -> Published | None:
         """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`.
 
-        Where many strangers wait, all of them are answered later, also with a document that is new already.
+        Where many strangers wait, all of them are answered later, also with a document that is new already. The others
+        who may wait are sent the document of a new round with its update, if that is made within `UPDATE_AWAITED_S`.
         """
         news = self._news_for_strangers if is_stranger else self._news
         if self.published.is_news(after, lineage):
-            if not is_stranger or self._news_for_strangers.is_prompt:
+            if is_stranger and not self._news_for_strangers.is_prompt:
+                self._news_for_strangers.notify()
+            elif is_stranger or self._update_timer is None or timeout_s <= 0:
                 return self.published
-            self._news_for_strangers.notify()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await news.wait()
@@ -192,6 +224,14 @@ class Readers:
             kept.move_to_end(sha256)
         while len(kept) > MAX_ROUND_DOCUMENTS:
             kept.popitem(last=False)
+
+
+def _update_awaited_s(run: Run, document: RunDocument) -> float:
+    """Return how long a document waits for the update of its step: 0 if there is none to come that all must have."""
+    merge = run.state_file.merge
+    if merge.delay or document.run_state is not RunState.ROUND_TRAIN or not run.models.lacks_update(document.step - 1):
+        return 0.0
+    return min(UPDATE_AWAITED_S, merge.update_wait_s)
 
 
 async def _within(timeout_s: float, news: Broadcast | PacedBroadcast) -> None:
