@@ -45,8 +45,8 @@ PART_FOR_TURNS = (1, 2)
 """Largest part of such a round's batches that goes to them."""
 ABOUT = (5, 4)
 """Multiple of the smallest time in which a client must do one batch to have its turn with the others."""
-NEARLY = (33, 32)
-"""Multiple of the smallest time within which shares that end then stay as they are."""
+NEARLY = (129, 128)
+"""Multiple of the smallest time within which shares that end then stay as they are: so long all may wait for one."""
 
 _Integers: TypeAlias = npt.NDArray[np.int64]
 

@@ -159,6 +159,10 @@ def test_shares_that_nearly_end_together_stay(last: list[int], stays: bool) -> N
     assert (together(clients, 20, last) == last) is stays
 
 
+def test_client_that_would_end_two_percent_later_gets_less() -> None:
+    assert together(timed((0, 1000, 999), (0, 1020, 999)), 200, [100, 100]) == [101, 99]
+
+
 # Turns
 
 
