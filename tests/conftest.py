@@ -13,6 +13,9 @@ from hypothesis import settings
 from epochal.runtime.garbage import no_collections
 from tests.support.dealing import UnitScheduling, file_of, longest_first, noted_seconds
 from tests.support.heavy import without
+from tests.support.servers.postgres_server import database_server
+
+__all__ = ["database_server"]
 
 settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
 settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=20)

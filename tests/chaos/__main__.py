@@ -20,6 +20,7 @@ from tests.chaos.machines import Site
 from tests.chaos.network import FillableDisk, groups_in
 from tests.chaos.progress import Progress
 from tests.support.drive.processes import compare_digests
+from tests.support.servers.postgres_server import postgres_server
 
 START_TIMEOUT_S = 240.0
 """Seconds within which a new run must apply two rounds; on two idle cores it takes five."""
@@ -61,17 +62,27 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Chaos:
-    """The options of a chaos run: its seed, the seconds of faults, and the mean seconds between two of them."""
+    """The options of a chaos run.
+
+    Attributes:
+        seed: of the faults.
+        duration_s: seconds of faults.
+        every_s: mean seconds between two of them.
+        in_database: whether the run is in PostgreSQL.
+    """
 
     seed: int
     duration_s: float
     every_s: float
+    in_database: bool = False
 
 
 async def play(folder: Path, chaos: Chaos) -> Figures:
     """Run everything in the folder and return the figures."""
-    with FillableDisk(folder / "disk") as disk:
-        site = Site(folder, groups_in(folder), disk)
+    with contextlib.ExitStack() as stack:
+        disk = stack.enter_context(FillableDisk(folder / "disk"))
+        database = stack.enter_context(postgres_server()) if chaos.in_database else None
+        site = Site(folder, groups_in(folder), disk, database)
         site.prepare()
         recovered_s: float | None = None
         async with asyncio.TaskGroup() as tasks:
@@ -116,7 +127,7 @@ def _surprises(site: Site) -> list[str]:
 
 
 async def _prove(site: Site, outcome: Outcome) -> Figures:
-    audit = await audit_store(str(site.disk.folder / "run"), recompute=True)
+    audit = await audit_store(site.store, recompute=True)
     digests, differing = compare_digests([client.log_path for client in site.clients])
     problems = [*outcome.problems, *audit.problems]
     if audit.duplicates or audit.missing or differing or not audit.replay_identical or not audit.replicas_identical:
@@ -145,6 +156,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=180.0, help="how long faults are caused (default 180)")
     parser.add_argument("--hours", type=float, help="the same in hours")
     parser.add_argument("--every", type=float, default=3.0, help="mean seconds between two faults (default 3)")
+    parser.add_argument("--database", action="store_true", help="keep the run in PostgreSQL, which fails as well")
     parser.add_argument("--seed", type=int, default=None, help="seed of the faults; printed at the end")
     parser.add_argument("--keep", type=Path, help="folder for data, logs and the run; default: removed if all is well")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -154,7 +166,7 @@ def main() -> int:
     started_s = time.monotonic()
     folder = options.keep or Path(tempfile.mkdtemp(prefix="epochal-chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    figures = asyncio.run(play(folder, Chaos(seed, duration_s, options.every)))
+    figures = asyncio.run(play(folder, Chaos(seed, duration_s, options.every, options.database)))
     print(json.dumps(asdict(figures)) if options.json else figures.line())
     if options.keep is None and not figures.problems:
         shutil.rmtree(folder)

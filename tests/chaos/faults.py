@@ -8,9 +8,12 @@ from collections.abc import Awaitable, Callable
 
 from tests.chaos.machines import Machine, Site
 from tests.chaos.network import SLOW_BYTES_PER_S, Group
+from tests.support.servers.postgres_server import PostgresServer
 
 DRAW = {"kill": 10, "stop": 7, "interrupt": 4, "pull": 3, "slow": 2, "reset": 2, "fill disk": 1, "step clock": 3}
 """How often each fault is drawn, relative to the others."""
+DRAW_OF_DATABASE = {"kill database": 3, "stop database": 2}
+"""The same where the run is in a database."""
 RESTART_S = (0.1, 3.0)
 STOPPED_S = (0.5, 9.0)
 PULLED_S = (1.0, 20.0)
@@ -33,11 +36,12 @@ class Faults:
 
     async def play(self, duration_s: float, every_s: float) -> None:
         """Cause faults for a while, on average one per `every_s`, then wait until the last one is healed."""
+        draw = DRAW if self._site.database is None else DRAW | DRAW_OF_DATABASE
         loop = asyncio.get_running_loop()
         end_s = loop.time() + duration_s
         while loop.time() < end_s:
             await asyncio.sleep(min(self._chance.expovariate(1 / every_s), max(0.0, end_s - loop.time())))
-            self._cause(self._chance.choices(list(DRAW), list(DRAW.values()))[0])
+            self._cause(self._chance.choices(list(draw), list(draw.values()))[0])
         while self._healing:
             self._healed.clear()
             await self._healed.wait()
@@ -49,6 +53,9 @@ class Faults:
         elif kind == "fill disk":
             if self._site.disk.refused is None:
                 self._begin(kind, "disk", self._fill_disk)
+        elif self._site.database is not None and kind in DRAW_OF_DATABASE:
+            database = self._site.database
+            self._begin(kind, "database", lambda: self._hurt_database(kind, database))
         else:
             machine = self._chance.choice([one for one in self._site.machines if one not in self._site.lines])
             if kind != "interrupt" or machine in self._site.clients:
@@ -84,6 +91,16 @@ class Faults:
             await machine.end(signal.SIGKILL if kind == "kill" else gently)
             await self._wait(RESTART_S)
             await machine.start()
+
+    async def _hurt_database(self, kind: str, database: PostgresServer) -> None:
+        if kind == "stop database":
+            database.pause()
+            await self._wait(STOPPED_S)
+            database.go_on()
+        else:
+            await asyncio.to_thread(database.kill)
+            await self._wait(RESTART_S)
+            await asyncio.to_thread(database.start)
 
     async def _hurt_line(self, kind: str, group: Group) -> None:
         if kind == "reset":

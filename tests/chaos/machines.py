@@ -13,6 +13,7 @@ from epochal.state.config.state_file import dump_state
 from epochal.tools.testnet.demo_data import write_demo_data
 from tests.chaos.network import FillableDisk, Group
 from tests.support.data.states import state_file
+from tests.support.servers.postgres_server import PostgresServer
 
 HOST = "127.0.0.1"
 COORDINATOR_PORT = 18231
@@ -93,12 +94,19 @@ class Machine:
 
 @dataclass
 class Site:
-    """Every machine of a run, in a folder, behind the lines of the groups, and on a disk."""
+    """Every machine of a run, in a folder, behind the lines of the groups, and on a disk or beside a database."""
 
     folder: Path
     groups: list[Group]
     disk: FillableDisk
+    database: PostgresServer | None = None
+    """Has the run; without it the run is on the disk."""
     machines: list[Machine] = field(default_factory=list)
+
+    @property
+    def store(self) -> str:
+        """URL of the run's store."""
+        return str(self.disk.folder / "run") if self.database is None else self.database.url()
 
     @property
     def coordinator(self) -> Machine:
@@ -142,7 +150,11 @@ class Site:
     async def start(self) -> None:
         """Start the servers, then the lines and the clients."""
         place = ("--host", HOST, "--port")
-        store = ("--store", str(self.disk.folder / "run"))
+        store: tuple[str, ...] = ("--store", self.store)
+        if self.database is not None:
+            blobs = self.disk.folder / "blobs"
+            blobs.mkdir()
+            store = (*store, "--blobs", str(blobs))
         self._add("coordinator", "coordinator", str(self.folder / "state.toml"), *store, *place, str(COORDINATOR_PORT))
         serve = ("--coordinator", f"http://{HOST}:{COORDINATOR_PORT}", *place, str(DATA_PORT))
         self._add("data-server", "data-server", str(self.folder / "data.toml"), *serve)

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.servers.postgres_server import database_server
 from tests.support.servers.s3_server import AWS, empty_bucket, s3_server
-
-__all__ = ["database_server"]
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -13,6 +12,7 @@ from epochal.coordinator.run.long_polls import Pool, ReaderKind
 from epochal.runtime.http import http_server as http_server
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import ADMIN, Served, WireClient, problem, served, served_over_sockets, training
 
 STRANGERS = 40
@@ -44,11 +44,11 @@ async def strangers_waiting(run: Served, version: int) -> AsyncIterator[list[asy
 
 
 async def test_strangers_that_take_every_place_keep_nobody_else_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(long_polls, "POOLS", SMALL)
     monkeypatch.setattr(long_polls, "MAX_MORE_HOLD_S", 0.1)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=2, **LONG) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, config__init_min_clients=2, **LONG) as run:
         member, second = WireClient(run, 1), WireClient(run, 2)
         await member.join()
         server = run.handlers.program_token("data-server").token
@@ -65,7 +65,7 @@ async def test_strangers_that_take_every_place_keep_nobody_else_out(
 
 
 async def test_server_that_stops_logs_nothing_for_the_strangers_that_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(long_polls, "POOLS", SMALL)
     monkeypatch.setattr(http_server, "SHUTDOWN_TIMEOUT_S", 1)
@@ -73,7 +73,7 @@ async def test_server_that_stops_logs_nothing_for_the_strangers_that_wait(
         http = await stack.enter_async_context(
             httpx.AsyncClient(limits=httpx.Limits(max_connections=None), timeout=BOUND_S)
         )
-        run = await stack.enter_async_context(served_over_sockets(tmp_path, **LONG))
+        run = await stack.enter_async_context(served_over_sockets(place, **LONG))
         url = f"{run.http.base_url}{run.run_url}?wait_s={POLL_S}&after={run.service.published.version}"
         polls = [asyncio.create_task(http.get(url)) for _ in range(STRANGERS + 1)]  # one of them has no place
         while (
@@ -85,10 +85,10 @@ async def test_server_that_stops_logs_nothing_for_the_strangers_that_wait(
 
 
 async def test_many_strangers_are_told_later_than_a_data_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publication, "STRANGERS_TOLD_PER_S", STRANGERS / (2 * BOUND_S))
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, **LONG) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, **LONG) as run:
         members = await training(run)
         version = run.service.published.version
         async with strangers_waiting(run, version) as later:

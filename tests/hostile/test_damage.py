@@ -6,8 +6,8 @@ import pytest
 
 from epochal.state.documents import RunDocument
 from epochal.state.phase_names import RunState
-from tests.support.data.stored_rows import execute, flip, segments_in
 from tests.support.drive.processes import RealRun, in_training, real_run
+from tests.support.drive.run_place import RunPlace
 
 LONG = {"config__total_steps": 100_000}
 SHORT_EPOCHS = {
@@ -37,12 +37,13 @@ def flip_byte(path: Path, position: int) -> None:
 def newest_checkpoint(document: RunDocument, run: RealRun) -> Path:
     assert document.checkpoint is not None
     sha256 = document.checkpoint.blob_sha256
-    return run.run_dir / "blobs" / sha256[:2] / sha256
+    (path,) = (run.blobs or run.run_dir).rglob(sha256)
+    return path
 
 
 @pytest.mark.nightly
-async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, **LONG) as run:
+async def test_start_without_a_blob_of_the_run_names_it(place: RunPlace) -> None:
+    async with real_run(place, 1, **LONG) as run:
         await trained(run)
         checkpoint = newest_checkpoint(run.watch.seen[-1], run)
         kept = checkpoint.read_bytes()
@@ -60,14 +61,14 @@ async def test_start_without_a_blob_of_the_run_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-async def test_start_without_the_newest_segment_is_refused_and_names_it(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, **SHORT_EPOCHS) as run:
+async def test_start_without_the_newest_segment_is_refused_and_names_it(place: RunPlace) -> None:
+    async with real_run(place, 1, **SHORT_EPOCHS) as run:
         await run.until(lambda document: document.epoch >= 1 and document.run_state is RunState.ROUND_TRAIN)
         await run.stop_coordinator()
-        newest = segments_in(run.run_dir)[-1]
-        execute(run.run_dir, f"DELETE FROM epochal_segments WHERE number = {newest}")
+        ((newest,),) = place.execute(run.run_dir, "SELECT max(number) FROM epochal_segments")
+        place.execute(run.run_dir, f"DELETE FROM epochal_segments WHERE number = {newest}")
         assert f"lacks segment {newest} of the journal" in await run.refused_start()
-        (await run.command("audit", str(run.run_dir))).expect(1, f"lacks segment {newest}")
+        (await run.command("audit", run.store)).expect(1, f"lacks segment {newest}")
 
 
 @pytest.mark.nightly
@@ -89,26 +90,26 @@ async def test_start_without_a_journal_keeps_the_blobs_and_begins_no_run(tmp_pat
 
 
 @pytest.mark.nightly
-async def test_audit_reads_every_blob_and_the_last_record(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, **LONG) as run:
+async def test_audit_reads_every_blob_and_the_last_record(place: RunPlace) -> None:
+    async with real_run(place, 1, **LONG) as run:
         await trained(run)
     checkpoint = newest_checkpoint(run.watch.seen[-1], run)
     flip_byte(checkpoint, checkpoint.stat().st_size // 2)
-    (await run.command("audit", str(run.run_dir))).expect(1, f"blob {checkpoint.name}", "step 0) is damaged")
+    (await run.command("audit", run.store)).expect(1, f"blob {checkpoint.name}", "step 0) is damaged")
     flip_byte(checkpoint, checkpoint.stat().st_size // 2)
-    whole = await run.command("audit", str(run.run_dir), "--recompute")
-    whole.expect(0, "steps, from the run's first checkpoint")
-    flip(run.run_dir, "epochal_records", "body", LAST)
-    (await run.command("audit", str(run.run_dir))).expect(1, "record", "is damaged")
+    whole = await run.command("audit", run.store, "--recompute")
+    whole.expect(0, "steps, all since the run's first checkpoint")
+    place.flip(run.run_dir, "epochal_records", "body", LAST)
+    (await run.command("audit", run.store)).expect(1, "record", "is damaged")
 
 
 @pytest.mark.nightly
-async def test_damaged_last_record_is_named_and_not_continued(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, **LONG) as run:
+async def test_damaged_last_record_is_named_and_not_continued(place: RunPlace) -> None:
+    async with real_run(place, 1, **LONG) as run:
         await trained(run)
-        flip(run.run_dir, "epochal_records", "body", LAST)
+        place.flip(run.run_dir, "epochal_records", "body", LAST)
         assert "is damaged: it is not the one that was kept" in await run.refused_start()
-        flip(run.run_dir, "epochal_records", "body", LAST)
+        place.flip(run.run_dir, "epochal_records", "body", LAST)
         last_step = run.end_soon()
         await run.start_coordinator()
         assert (await run.finish()).rounds == last_step

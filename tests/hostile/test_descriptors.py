@@ -12,6 +12,7 @@ import pytest
 
 from epochal.state.phase_names import RunState
 from tests.support.drive.processes import RealRun, in_training, prepared_run, real_run
+from tests.support.drive.run_place import RunPlace
 
 DESCRIPTORS = 128
 FLOOD_CONNECTIONS = 150
@@ -72,10 +73,10 @@ def assert_calm(run: RealRun) -> None:
 
 
 @pytest.mark.nightly
-async def test_flood_of_strangers_with_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with prepared_run(tmp_path, config__init_min_clients=2, config__total_steps=12) as run:
+async def test_flood_of_strangers_with_few_descriptors(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with prepared_run(place, config__init_min_clients=2, config__total_steps=12) as run:
         with monkeypatch.context() as patch:
-            patch.setattr(sys, "executable", with_few_descriptors(tmp_path))
+            patch.setattr(sys, "executable", with_few_descriptors(place.folder))
             await run.start_coordinator()
         for _ in range(2):
             await run.start_client()
@@ -90,8 +91,8 @@ async def test_flood_of_strangers_with_few_descriptors(tmp_path: Path, monkeypat
 
 
 @pytest.mark.nightly
-async def test_lack_of_descriptors_passes(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 2, config__total_steps=12) as run:
+async def test_lack_of_descriptors_passes(place: RunPlace) -> None:
+    async with real_run(place, 2, config__total_steps=12) as run:
         await run.until(in_training(2))
         pid = run.coordinator.process.pid
         before = resource.prlimit(pid, resource.RLIMIT_NOFILE)

@@ -5,7 +5,6 @@ import contextlib
 import re
 import socket
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.session import (
@@ -16,6 +15,7 @@ from epochal.coordinator_client.session import (
 from epochal.runtime.connections.accepting import RESET
 from epochal.runtime.retry import RetryPolicy
 from tests.support.bounds import BOUND_S
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import Served, served_over_sockets
 from tests.support.simulate.simulated_client import key_of
 
@@ -49,11 +49,11 @@ async def resetting(run: Served, paths: list[str]) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_client_repeats_each_request_of_a_join_that_is_reset(tmp_path: Path) -> None:
+async def test_client_repeats_each_request_of_a_join_that_is_reset(place: RunPlace) -> None:
     refused, seen = ["/clients/challenge", "/clients", "/clients/challenge"], list[Joined]()
     async with (
         asyncio.timeout(BOUND_S),
-        served_over_sockets(tmp_path) as run,
+        served_over_sockets(place) as run,
         resetting(run, refused) as url,
         await CoordinatorClient.connect(url, SOON) as api,
     ):

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,6 +12,7 @@ from epochal.runtime.connections import accept_rates, accepting
 from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections, Shed
 from epochal.runtime.http.http_server import Endpoint, serving_app
 from tests.support.bounds import BOUND_S
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import Served, WireClient, served_over_sockets
 from tests.support.servers.plain_http import PLAIN
 
@@ -68,8 +68,8 @@ async def connected_anew(run: Served, token: str | None, address: str = "127.0.0
 
 
 @pytest.mark.usefixtures("few_tokens")
-async def test_member_connects_anew_while_a_flood_from_elsewhere_is_refused(tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
+async def test_member_connects_anew_while_a_flood_from_elsewhere_is_refused(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place) as run:
         member = WireClient(run, 1)
         await member.join()
         assert (await member.send("GET", "/clients/me")).status_code == 200
@@ -84,8 +84,8 @@ async def test_member_connects_anew_while_a_flood_from_elsewhere_is_refused(tmp_
 
 
 @pytest.mark.usefixtures("few_tokens")
-async def test_flood_from_the_address_of_a_member_leaves_its_connection(tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
+async def test_flood_from_the_address_of_a_member_leaves_its_connection(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place) as run:
         member = WireClient(run, 1)
         await member.join()
         assert (await member.send("GET", "/clients/me")).status_code == 200
@@ -95,11 +95,11 @@ async def test_flood_from_the_address_of_a_member_leaves_its_connection(tmp_path
 
 @pytest.mark.usefixtures("few_tokens")
 async def test_requests_go_on_between_batches_of_refused_connections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accepting, "ACCEPTS_AT_A_TIME", AT_ONCE)
     monkeypatch.setattr(accepting, "REFUSED_REST_S", BOUND_S)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place) as run:
         assert (await run.http.get(run.run_url)).status_code == 200
         async with flooded(run.http.base_url, ELSEWHERE, 1):
             metrics = (await run.http.get("/metrics")).text
@@ -107,8 +107,8 @@ async def test_requests_go_on_between_batches_of_refused_connections(
 
 
 @pytest.mark.usefixtures("few_tokens")
-async def test_many_members_at_one_address_connect_at_once(tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path) as run:
+async def test_many_members_at_one_address_connect_at_once(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place) as run:
         member = WireClient(run, 1)
         await member.join()
         for _ in range(3 * AT_ONCE):

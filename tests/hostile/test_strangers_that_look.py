@@ -1,7 +1,6 @@
 """Strangers that look at a run without end take neither the places nor the time of members and of the operator."""
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -9,6 +8,7 @@ from epochal.coordinator.insight import history_views, viewers
 from epochal.coordinator.run.long_polls import Pool, ReaderKind
 from tests.support.bounds import BOUND_S
 from tests.support.drive.played_rounds import play_round
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import GENESIS, problem, served_over_sockets, training
 from tests.support.servers.event_stream import viewing
 
@@ -19,10 +19,10 @@ SMALL = {
 
 
 async def test_viewers_at_one_address_leave_places_to_member_and_operator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(viewers, "POOLS", SMALL)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, GENESIS) as run:
         (member, _) = await training(run)
         await run.insight.history.is_read.wait()
         async with viewing(run) as one, viewing(run) as two, viewing(run) as three:
@@ -38,11 +38,11 @@ async def test_viewers_at_one_address_leave_places_to_member_and_operator(
 
 
 async def test_strangers_that_merge_long_histories_without_end_are_refused_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history_views, "FREE_ROWS", 1)
     monkeypatch.setattr(history_views, "STRANGERS_PARTS_AT_ONCE", 1)
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, GENESIS, config__total_steps=100) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, GENESIS, config__total_steps=100) as run:
         members = await training(run)
         for _ in range(4):
             await play_round(run, members)

@@ -60,6 +60,16 @@ ON_ONE_WORKER = {
         "tests/contract/coordinator/stores/test_stores",
         "tests/contract/coordinator/stores/test_database_urls",
     ),
+    "database under attack": (
+        "tests/hostile/members/test_chatty_member",
+        "tests/hostile/members/test_dripping_uploads",
+        "tests/hostile/members/test_first_checkpoint",
+        "tests/hostile/members/test_slow_readers",
+        "tests/hostile/members/test_unread_blobs",
+        "tests/hostile/test_anonymous_polls",
+        "tests/hostile/test_refused_joins",
+        "tests/hostile/test_strangers",
+    ),
 }
 """The beginnings of the names of files that share something, by its name."""
 

@@ -115,7 +115,7 @@ class JournalReader:
             if found is None:
                 if number == start:  # nothing has been kept since
                     return
-                raise StoreFailed(f"{self._database.name} lacks segment {number} of the journal of {self._run_id}")
+                raise self._lacks(f"segment {number}")
             yield found.segment
             number = None if found.is_newest else number + 1
 
@@ -147,16 +147,19 @@ class JournalReader:
         found, opened_at, previous, snapshot, kept, followed_at, followed, last, newest, head, newest_at, size = rows[0]
         if found is None:
             if number is None:
-                raise StoreFailed(f"{self._database.name} lacks segment {newest} of the journal of {self._run_id}")
+                raise self._lacks(f"segment {newest}")
             return None
         at = hash_of_snapshot(bytes(previous), opened_at, bytes(snapshot))
         if at != bytes(kept):
             raise self._damaged(f"the snapshot of segment {found}")
-        end, is_newest = last if followed_at is None else followed_at, found == newest
+        is_newest = found == newest
+        if followed_at is None and not is_newest:
+            raise self._lacks(f"segment {found + 1}")
+        end = last if is_newest else followed_at
         chained = bytes(previous) or at
         records, chained = await self._records_of(found, opened_at, end, chained)
         wanted = head if is_newest else followed
-        if wanted is None or chained != bytes(wanted) or (is_newest and newest_at != opened_at):
+        if chained != bytes(wanted) or (is_newest and newest_at != opened_at):
             raise self._damaged(f"the row that follows record {end}")
         segment = Segment(found, Snapshot(opened_at, bytes(snapshot)), tuple(records))
         return FoundSegment(segment, is_newest, chained, size)
@@ -170,13 +173,16 @@ class JournalReader:
             after = opened_at + len(records)
             page: list[tuple[Any, ...]] = await self._rows(_RECORDS, after=after, last=end, most=ROWS_AT_A_TIME)
             if [row[0] for row in page] != list(range(after + 1, after + 1 + len(page))) or not page:
-                raise StoreFailed(f"{self._database.name} lacks record {after + 1} of the journal of {self._run_id}")
+                raise self._lacks(f"record {after + 1}")
             for sequence, version, body, kept, segment in page:
                 chained = hash_of_record(chained, sequence, version, bytes(body))
                 if chained != bytes(kept) or segment != number:
                     raise self._damaged(f"record {sequence}")
                 records.append(JournalRecord(sequence, bytes(body), version))
         return records, chained
+
+    def _lacks(self, what: str) -> StoreFailed:
+        return StoreFailed(f"{self._database.name} lacks {what} of the journal of {self._run_id}")
 
     def _damaged(self, what: str) -> StoreFailed:
         return StoreFailed(

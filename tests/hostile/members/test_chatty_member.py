@@ -3,7 +3,6 @@
 import asyncio
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +16,7 @@ from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import WireClient, phase, problem, served_over_sockets
 from tests.support.simulate.simulated_client import key_of
 from tests.support.simulate.simulated_network import no_faults
@@ -34,8 +34,8 @@ def hourly_bytes(grown_bytes: int, count: int, period_s: float) -> float:
 
 
 @pytest.mark.nightly
-async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, access__genesis="members") as run:
+async def test_member_that_changes_its_claim_again_and_again_adds_little(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, access__genesis="members") as run:
         chatty, honest = WireClient(run, 1), WireClient(run, 2)
         for client in (chatty, honest):
             await client.join()
@@ -60,8 +60,8 @@ async def test_member_that_changes_its_claim_again_and_again_adds_little(tmp_pat
 
 
 @pytest.mark.nightly
-async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
+async def test_member_that_leaves_and_joins_again_and_again_adds_little(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, config__init_min_clients=5) as run:
         chatty, honest = WireClient(run, 1), WireClient(run, 2)
         before, started_s = run.insight.status().journal_bytes, time.monotonic()
         joined = 0
@@ -82,10 +82,10 @@ async def test_member_that_leaves_and_joins_again_and_again_adds_little(tmp_path
 
 
 async def test_address_that_joins_with_ever_new_keys_is_told_to_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rates, "JOINS_OF_ADDRESS", replace(rates.JOINS_OF_ADDRESS, at_once=3))
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=5) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, config__init_min_clients=5) as run:
         requests = [await WireClient(run, number).join_request() for number in range(4)]
         for request in requests[:3]:
             await run.handlers.join(request, ADDRESS)

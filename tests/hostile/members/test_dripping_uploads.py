@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 from epochal.coordinator.blobs import transfers, uploads
 from epochal.state.wire import sha256_hex
 from tests.support.bounds import BOUND_S
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import DIFFERENCE, REPLICA, Served, WireClient, served_over_sockets, training
 
 UPLOADS_EACH = uploads.MAX_UPLOADS_PER_CLIENT
@@ -18,11 +18,11 @@ SYBILS = 2
 
 
 @contextlib.asynccontextmanager
-async def attacked(folder: Path, **overrides: Any) -> AsyncIterator[Served]:
+async def attacked(place: RunPlace, **overrides: Any) -> AsyncIterator[Served]:
     """Serve a run over real sockets, with as many places for uploads as the Sybils may hold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(uploads, "MAX_UPLOADS", SYBILS * UPLOADS_EACH)
-        async with asyncio.timeout(BOUND_S), served_over_sockets(folder, **overrides) as run:
+        async with asyncio.timeout(BOUND_S), served_over_sockets(place, **overrides) as run:
             yield run
 
 
@@ -83,8 +83,8 @@ async def deliver(client: WireClient) -> int:
     return (await client.put_blob(data)).status_code
 
 
-async def test_uploads_of_members_that_withdraw_end_at_once(tmp_path: Path) -> None:
-    async with attacked(tmp_path) as run:
+async def test_uploads_of_members_that_withdraw_end_at_once(place: RunPlace) -> None:
+    async with attacked(place) as run:
         *sybils, honest = await training(run, SYBILS + 1)
         drips = await dripping(run, sybils)
         for sybil in sybils:
@@ -94,16 +94,18 @@ async def test_uploads_of_members_that_withdraw_end_at_once(tmp_path: Path) -> N
 
 
 @pytest.mark.nightly
-async def test_uploads_end_with_their_round(tmp_path: Path) -> None:
-    async with attacked(tmp_path, config__max_round_train_time=3) as run:
+async def test_uploads_end_with_their_round(place: RunPlace) -> None:
+    async with attacked(place, config__max_round_train_time=3) as run:
         *sybils, _ = await training(run, SYBILS + 1)
         drips = await begun(run, sybils)
         assert {await drip.answer() for drip in drips} <= {(409, "late-result"), (409, "not-committed")}
 
 
-async def test_uploads_that_drip_give_way_to_one_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_that_drip_give_way_to_one_that_does_not(
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transfers, "GIVE_WAY_S", 0.2)
-    async with attacked(tmp_path) as run:
+    async with attacked(place) as run:
         *sybils, honest = await training(run, SYBILS + 1)
         drips = await dripping(run, sybils)
         assert await deliver(honest) == 201
@@ -116,9 +118,9 @@ async def test_uploads_that_drip_give_way_to_one_that_does_not(tmp_path: Path, m
             drip.close()
 
 
-async def test_uploads_that_drip_end_and_promise_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_uploads_that_drip_end_and_promise_nothing(place: RunPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfers, "GRACE_S", 0.5)
-    async with attacked(tmp_path) as run:
+    async with attacked(place) as run:
         *sybils, _ = await training(run, SYBILS + 1)
         held_bytes = run.service.blobs.total_bytes
         drips = await begun(run, sybils)

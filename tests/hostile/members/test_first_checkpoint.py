@@ -21,6 +21,7 @@ from tests.support.data.spooled import spooled
 from tests.support.data.states import state_file
 from tests.support.drive.by_hand import ByHand, joined_by_hand
 from tests.support.drive.processes import PATIENT, SMALL_MODEL, Condition, in_phase, prepared_run, real_run, run_command
+from tests.support.drive.run_place import RunPlace
 
 RUN = {"config__total_steps": 2, "config__max_round_train_time": 10, **PATIENT}
 EVIL = first_replica(0, {"evil": np.ones((3, 3), np.float32)})
@@ -49,8 +50,8 @@ async def offer(hand: ByHand, replica: Replica) -> Refused:
     raise AssertionError("a member's first checkpoint was accepted")
 
 
-async def test_only_member_of_a_new_run_cannot_decide_what_it_starts_from(tmp_path: Path) -> None:
-    async with real_run(tmp_path, **RUN) as run, joined_by_hand(run, 1) as attacker:
+async def test_only_member_of_a_new_run_cannot_decide_what_it_starts_from(place: RunPlace) -> None:
+    async with real_run(place, **RUN) as run, joined_by_hand(run, 1) as attacker:
         warmup = await attacker.watch.until(in_phase(RunState.WARMUP))
         assert warmup.checkpointer is None
         assert warmup.checkpoint is not None
@@ -63,9 +64,9 @@ async def test_only_member_of_a_new_run_cannot_decide_what_it_starts_from(tmp_pa
 
 
 @pytest.mark.nightly
-async def test_elected_member_cannot_start_a_run_from_a_spoiled_model(tmp_path: Path) -> None:
+async def test_elected_member_cannot_start_a_run_from_a_spoiled_model(place: RunPlace) -> None:
     async with (
-        real_run(tmp_path, access__genesis="members", config__init_min_clients=2, **RUN) as run,
+        real_run(place, access__genesis="members", config__init_min_clients=2, **RUN) as run,
         joined_by_hand(run, 1) as first,
         joined_by_hand(run, 2) as second,
     ):
@@ -95,8 +96,8 @@ async def test_client_that_is_served_another_model_says_so_and_leaves(tmp_path: 
 
 
 @pytest.mark.nightly
-async def test_run_waits_for_the_first_checkpoint_that_another_machine_makes(tmp_path: Path) -> None:
-    async with prepared_run(tmp_path, **RUN) as run:
+async def test_run_waits_for_the_first_checkpoint_that_another_machine_makes(place: RunPlace) -> None:
+    async with prepared_run(place, **RUN) as run:
         await run.start_coordinator("--no-genesis")
         await run.start_client()
         async with asyncio.timeout(BOUND_S):

@@ -2,13 +2,13 @@
 
 import asyncio
 import signal
-from pathlib import Path
 
 import pytest
 
 from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import RealRun, in_training, real_run
+from tests.support.drive.run_place import RunPlace
 
 LONG = {"config__total_steps": 100_000}
 
@@ -21,11 +21,11 @@ async def joined(run: RealRun, child: Child) -> None:
 
 
 @pytest.mark.nightly
-async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, **LONG) as run:
+async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(place: RunPlace) -> None:
+    async with real_run(place, 1, **LONG) as run:
         (first,) = run.clients
         await run.until(in_training(2))
-        key = str(tmp_path / "client-1.key")
+        key = str(place.folder / "client-1.key")
         for _ in range(3):
             second = await run.command("client", run.url, "--key", key, "--reconnect", "2")
             second.expect(1, "another process takes part with the key", "--new-key", "coordinator_refuses_for_now")
@@ -35,21 +35,21 @@ async def test_second_process_with_a_key_is_refused_and_the_first_trains_on(tmp_
 
 
 @pytest.mark.nightly
-async def test_killed_client_returns_with_its_key_after_seconds(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 2, config__client_timeout_s=4 * BOUND_S, **LONG) as run:
+async def test_killed_client_returns_with_its_key_after_seconds(place: RunPlace) -> None:
+    async with real_run(place, 2, config__client_timeout_s=4 * BOUND_S, **LONG) as run:
         killed = run.clients[0]
         await run.until(in_training(2))
         killed.kill()
         await killed.wait(BOUND_S)
-        returned = await run.start_client("--key", str(tmp_path / "client-1.key"))
+        returned = await run.start_client("--key", str(place.folder / "client-1.key"))
         await joined(run, returned)  # long before the killed one would count as silent
 
 
 @pytest.mark.nightly
-async def test_suspended_process_that_wakes_up_ends_with_words(tmp_path: Path) -> None:
-    async with real_run(tmp_path, 1, config__client_timeout_s=9, **LONG) as run:
-        key = str(tmp_path / "suspended.key")
-        (tmp_path / "suspended.key").write_bytes(bytes(32))
+async def test_suspended_process_that_wakes_up_ends_with_words(place: RunPlace) -> None:
+    async with real_run(place, 1, config__client_timeout_s=9, **LONG) as run:
+        key = str(place.folder / "suspended.key")
+        (place.folder / "suspended.key").write_bytes(bytes(32))
         suspended = await run.start_client("--key", key, "--reconnect", "2")
         await joined(run, suspended)
         suspended.process.send_signal(signal.SIGSTOP)

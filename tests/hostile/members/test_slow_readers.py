@@ -4,14 +4,13 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 import epochal.runtime.http.http_server
-from epochal.coordinator.serve import ServeOptions, serving
+from epochal.coordinator.serve import serving
 from epochal.runtime.connections.shedding import (
     MAX_CONNECTIONS_PER_MEMBER,
     ConnectionLimits,
@@ -22,6 +21,7 @@ from epochal.runtime.connections.shedding import (
 from epochal.runtime.http.http_server import MAX_PIPELINED_REQUESTS, Endpoint, serving_app
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import Served, WireClient
 
 PIECE = b"x" * 256 * 1024
@@ -121,9 +121,9 @@ async def test_few_requests_in_advance_are_answered_in_order() -> None:
         writer.close()
 
 
-async def test_member_holds_a_bounded_number_of_connections(tmp_path: Path) -> None:
+async def test_member_holds_a_bounded_number_of_connections(place: RunPlace) -> None:
     async with (
-        serving(state_file(), ServeOptions(str(tmp_path), Endpoint(port=0))) as running,
+        serving(state_file(), place.serve_options()) as running,
         httpx.AsyncClient(base_url=running.url, timeout=BOUND_S) as http,
     ):
         client = WireClient(Served(running.handlers.service, running.handlers, http, "/v1/runs/test-run"), 1)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -12,6 +11,7 @@ from epochal.coordinator.blobs import downloads, transfers
 from epochal.coordinator.blobs.downloads import MAX_DOWNLOADS_PER_CLIENT
 from epochal.state.wire import Sha256, sha256_hex
 from tests.support.bounds import BOUND_S
+from tests.support.drive.run_place import RunPlace
 from tests.support.drive.served import Served, WireClient, served_over_sockets
 
 BLOB = bytes(range(256)) * 64 * 1024
@@ -60,8 +60,8 @@ async def get(run: Served, client: WireClient, sha256: Sha256) -> httpx.Response
     return await client.send("GET", f"/v1/blobs/{sha256}")
 
 
-async def test_member_that_reads_nothing_is_bounded_and_cut_when_it_leaves(tmp_path: Path) -> None:
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=3) as run:
+async def test_member_that_reads_nothing_is_bounded_and_cut_when_it_leaves(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, config__init_min_clients=3) as run:
         greedy, honest = WireClient(run, 1), WireClient(run, 2)
         for client in (greedy, honest):
             await client.join()
@@ -78,11 +78,11 @@ async def test_member_that_reads_nothing_is_bounded_and_cut_when_it_leaves(tmp_p
 
 
 async def test_downloads_that_stand_still_give_way_to_one_that_moves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: RunPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads, "MAX_DOWNLOADS", 2)
     monkeypatch.setattr(transfers, "GIVE_WAY_S", -1e9)  # what the system has buffered would count for minutes
-    async with asyncio.timeout(BOUND_S), served_over_sockets(tmp_path, config__init_min_clients=3) as run:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place, config__init_min_clients=3) as run:
         greedy, honest = WireClient(run, 1), WireClient(run, 2)
         for client in (greedy, honest):
             await client.join()

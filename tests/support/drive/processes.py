@@ -36,6 +36,7 @@ from tests.support.data.states import state_text
 from tests.support.data.watched_file import writes_to
 from tests.support.drive.cli import PLAIN_OUTPUT, Ran, run_main_in_thread
 from tests.support.drive.forked import can_fork, start_forked
+from tests.support.drive.run_place import RunPlace
 from tests.support.servers.plain_http import PLAIN
 from tests.support.servers.ports import free_port
 
@@ -121,14 +122,20 @@ class DocumentWatch:
 
 
 class RealRun:
-    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory."""
+    """One run in a folder of its own. `folder/state.toml` describes it, `folder/coordinator` is its run directory.
 
-    def __init__(self, folder: Path, children: Children) -> None:
-        self.folder = folder
+    Attributes:
+        store: URL of the run's store: that directory, unless the run's place is a database.
+        blobs: folder of the blobs of a run in a database.
+    """
+
+    def __init__(self, place: RunPlace, children: Children) -> None:
+        self.folder = folder = place.folder
         self.children = children
         self.run_dir = folder / "coordinator"
         self.state_path = folder / "state.toml"
-        self.store = str(self.run_dir)
+        self.store = place.store(self.run_dir)
+        self.blobs = place.blobs
         self.url = ""
         self.admin_token = ""
         self.printed: list[str] = []
@@ -159,13 +166,17 @@ class RealRun:
         self._starts += 1
         self.coordinator, address = await self.start_server(
             f"coordinator-{self._starts}",
-            *("coordinator", str(self.state_path), "--store", self.store, "--port", port, *arguments),
+            *("coordinator", str(self.state_path), *self._kept(), "--port", port, *arguments),
         )
         if not self.url:
             await self.reach(address, verify)
         for line in self.printed:
             if line.startswith(ADMIN_LINE):
                 self.admin_token = line.removeprefix(ADMIN_LINE)
+
+    def _kept(self) -> tuple[str, ...]:
+        """Return the options that say where the run is kept."""
+        return ("--store", self.store, *(() if self.blobs is None else ("--blobs", str(self.blobs))))
 
     async def reach(self, address: str, verify: str | None = None) -> None:
         """Let clients reach the coordinator, or what stands before several, at this address."""
@@ -180,8 +191,7 @@ class RealRun:
 
     async def refused_start(self, *arguments: str, code: int = 1) -> str:
         """Start the coordinator, which must refuse what it finds kept with this exit code; return what it says."""
-        where = ("--store", self.store, "--port", "0")
-        ran = await self.command("coordinator", str(self.state_path), *where, *arguments)
+        ran = await self.command("coordinator", str(self.state_path), *self._kept(), "--port", "0", *arguments)
         ran.expect(code)
         return ran.err
 
@@ -310,11 +320,11 @@ class RealRun:
 
 
 @contextlib.asynccontextmanager
-async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> AsyncIterator[RealRun]:
+async def real_run(place: Path | RunPlace, clients: int = 0, /, **overrides: Any) -> AsyncIterator[RealRun]:
     """Yield a run whose coordinator, and number of clients, are started; it waits for these clients."""
     if clients:
         overrides = {"config__init_min_clients": clients} | overrides
-    async with prepared_run(folder, **overrides) as run:
+    async with prepared_run(place, **overrides) as run:
         await run.start_coordinator()
         for _ in range(clients):
             await run.start_client()
@@ -322,10 +332,11 @@ async def real_run(folder: Path, clients: int = 0, /, **overrides: Any) -> Async
 
 
 @contextlib.asynccontextmanager
-async def prepared_run(folder: Path, /, **overrides: Any) -> AsyncIterator[RealRun]:
+async def prepared_run(place: Path | RunPlace, /, **overrides: Any) -> AsyncIterator[RealRun]:
     """Yield a run that is not started, with `QUICK` and these replacements in its state file."""
-    async with Children(folder / "logs", start_process=start_process) as children:
-        run = RealRun(folder, children)
+    place = RunPlace.at(place)
+    async with Children(place.folder / "logs", start_process=start_process) as children:
+        run = RealRun(place, children)
         run.write_state(**overrides)
         try:
             yield run

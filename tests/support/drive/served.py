@@ -34,11 +34,10 @@ from epochal.coordinator.run.genesis import Genesis, LayoutOf, unknown_layout
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.serve import ServeOptions, serving
+from epochal.coordinator.serve import serving
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.files.spool import Spool
-from epochal.runtime.http.http_server import Endpoint
 from epochal.runtime.merging.merger import Merger
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import ModelSpec
@@ -55,6 +54,7 @@ from epochal.state.wire import Sha256, canonical_json, sha256_hex
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.hand_client import HandClient, NamedRound
+from tests.support.drive.run_place import RunPlace
 from tests.support.servers.plain_http import PLAIN
 from tests.support.simulate.memory_store import MemoryStore
 
@@ -152,11 +152,13 @@ async def served(
 
 
 @contextlib.asynccontextmanager
-async def served_over_sockets(folder: Path, genesis: Genesis = GENESIS, /, **overrides: Any) -> AsyncIterator[Served]:
-    """Serve a run, kept in a folder, over real sockets; `overrides` replace fields of its state file."""
+async def served_over_sockets(
+    place: Path | RunPlace, genesis: Genesis = GENESIS, /, **overrides: Any
+) -> AsyncIterator[Served]:
+    """Serve a run over real sockets, kept in a folder or another place; `overrides` replace fields of its state."""
     state = state_file(config__waiting_for_members_extra_time=0.001, **overrides)
     async with (
-        serving(state, ServeOptions(str(folder), Endpoint(port=0), genesis=genesis)) as running,
+        serving(state, RunPlace.at(place).serve_options(genesis=genesis)) as running,
         httpx.AsyncClient(base_url=running.url, timeout=BOUND_S, verify=PLAIN) as http,
     ):
         run_url, token = f"/v1/runs/{state.run_id}", running.admin_token or ADMIN
