@@ -29,6 +29,9 @@ TICK_S = 1.0
 Times = Callable[[int, int], tuple[float, float]]
 """Seconds until a member commits and of its upload, by the number of its batches and of the round."""
 
+MOST_STIMULI = 10_000_000
+"""Number of random seeds between those of two runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class TimedRound:
@@ -69,16 +72,17 @@ class TimedMembers:
         state: the run's state file.
         times: of each member.
         check_ms: that the coordinator takes for its check of each result.
+        seed: of all that is drawn.
     """
 
-    def __init__(self, state: StateFile, times: Sequence[Times], check_ms: int = 0) -> None:
+    def __init__(self, state: StateFile, times: Sequence[Times], check_ms: int = 0, seed: int = 0) -> None:
         self.times = {_key(number)[1]: each for number, each in enumerate(times)}
         self.check_ms = check_ms
         self.now_s = 1000.0
         self.rounds: list[TimedRound] = []
         self.journal: list[stimuli.Stamped] = []
         self.before = self.run = new_run(state, lineage="ab" * 16, coordinator_key="cd" * 32, now_s=self.now_s)
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count(1 + seed * MOST_STIMULI)
         self.send(stimuli.CoordinatorStarted())
         self.send(
             stimuli.GenesisProvided(CheckpointRef(0, _digest("blob"), 100, _digest("replica 0")), state.model.LLM.spec)
