@@ -25,6 +25,7 @@ from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import is_served_id
 from epochal.state.documents import (
+    OWN_OUTCOME_HEADER,
     CheckpointRef,
     KeptCheckpoints,
     Outcome,
@@ -100,6 +101,8 @@ class CoordinatorClient:
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
+        self._own_outcome: OwnOutcome | None = None
+        """What came with the last run document, until it is asked for."""
         self._stored = StoredBlobs(self._request, origin_of(str(http.base_url)), self._store_origins, reach)
         self._uploads = ResumedUploads(self.upload_progress, self._send)
 
@@ -181,7 +184,11 @@ class CoordinatorClient:
         if after is not None:
             query = {"after": after.version, "lineage": after.lineage, "wait_s": wait_s}
         answer = await self._request("GET", "", params=query, wait_s=wait_s)
-        return None if answer.status_code == httpx.codes.NOT_MODIFIED else parse_document(RunDocument, answer.content)
+        if answer.status_code == httpx.codes.NOT_MODIFIED:
+            return None
+        own = answer.headers.get(OWN_OUTCOME_HEADER)
+        self._own_outcome = None if own is None else parse_document(OwnOutcome, own)
+        return parse_document(RunDocument, answer.content)
 
     async def challenge(self, request: ChallengeRequest) -> Challenge:
         return await self._fetch(Challenge, "POST", "/clients/challenge", message=request)
@@ -216,6 +223,10 @@ class CoordinatorClient:
         return await self._fetch(Outcome, "GET", f"/rounds/{step}/outcome")
 
     async def own_outcome(self, step: int) -> OwnOutcome:
+        """Return what this member needs of an outcome: once what came with the last run document, if it was of that."""
+        found, self._own_outcome = self._own_outcome, None
+        if found is not None and found.step == step:
+            return found
         return await self._fetch(OwnOutcome, "GET", f"/rounds/{step}/outcome/mine")
 
     async def update(self, step: int) -> UpdateRef:

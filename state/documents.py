@@ -346,6 +346,10 @@ class Outcome(WireDocument):
     entries: Annotated[tuple[OutcomeEntry, ...], Field(min_length=1)]
 
 
+OWN_OUTCOME_HEADER = "Epochal-Own-Outcome"
+"""Header with which a member is sent a run document, if its last outcome is kept: the member's `OwnOutcome` as JSON."""
+
+
 @dataclass(frozen=True, slots=True)
 class OwnOutcome(WireDocument):
     """As much of an outcome as one member needs to apply its update: its length does not grow with the members.

@@ -1,7 +1,7 @@
 """Many raw members that do all that a real client does: what one of them costs the coordinator in a round.
 
-Beside what the members of `benchmarks/rounds/scale_members.py` do, each asks for its part of every outcome, and fetches
-every update.
+Beside what the members of `benchmarks/rounds/scale_members.py` do, each needs its part of every outcome, which comes
+with the document or is asked for, and fetches every update.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ MOST_CPU_S = 60.0
 
 
 class WholeMember(RawMember):
-    """A raw member that asks for its part of every outcome, and fetches every update."""
+    """A raw member that needs its part of every outcome, and fetches every update."""
 
     _updated_step = 0
 
     def _deliver(self, found: RoundOfAll) -> None:
         super()._deliver(found)
-        self._attested_step = found.document.step  # all ask for its outcome, not witnesses only
+        self._attested_step = found.document.step  # all need its outcome, not witnesses only
 
     def _act(self, document: RunDocument) -> None:
         update = document.update

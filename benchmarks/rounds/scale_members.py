@@ -1,9 +1,9 @@
 """Members of a run that cost next to nothing: raw HTTP/1.1, one connection each, and the whole protocol of a round.
 
-A member polls the document and reports that it is ready; when it has work in a round it delivers a result of about
-3 KB. One that is elected follows the list of results on a second connection, attests all of them, and reads the
-outcome. Whatever is the same for all, such as the assignment, is computed once for each round. Nobody trains, and
-witnesses attest results whose bytes they do not fetch: what that costs is measured by
+A member polls the document and reports that it is ready; when it has work in a round it delivers a result of about 3
+KB. One that is elected follows the list of results on a second connection, attests all of them, and reads the
+outcome, unless it came with the document. Whatever is the same for all, such as the assignment, is computed once for
+each round. Nobody trains, and witnesses attest results whose bytes they do not fetch: what that costs is measured by
 `benchmarks/goodput/exchange_rows.py`.
 """
 
@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.load import request_bytes
 from benchmarks.rounds.scale_wire import RETRY_S, Addresses, Exchange, Line, OnAnswer
 from epochal.state.assignment import assign_data_for_state
-from epochal.state.documents import Roster, RunDocument, WorkList
+from epochal.state.documents import OWN_OUTCOME_HEADER, Roster, RunDocument, WorkList
 from epochal.state.election import elect_witnesses
 from epochal.state.errors import EpochalError
 from epochal.state.messages.deliveries import encoded_delivery
@@ -33,6 +33,7 @@ POLL_S = 20
 MAX_REFUSALS = 1000
 """Number of refused requests after which a measurement is given up: the members do not keep to the protocol."""
 _NOBODY = "0" * 32
+_OWN_OUTCOME = f"\r\n{OWN_OUTCOME_HEADER}:".lower().encode()
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,8 @@ class RawMember:
             before, self._seen = self._seen, self._crowd.document(body)
             if self._is_waiting and (before is None or before.round != self._seen.round):
                 self._crowd.heard(self._seen)
+            if self._attested_step == self._seen.step - 1 and _OWN_OUTCOME in self._exchange.head:
+                self._attested_step = None  # it came along
             self._act(self._seen)
         elif status == 304:
             self._poll()

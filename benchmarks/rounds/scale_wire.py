@@ -27,6 +27,8 @@ class Exchange(asyncio.Protocol):
         self._buffer = b""
         self._on_answer: OnAnswer | None = None
         self.is_closed = False
+        self.head = b""
+        """The last answer's, in lower case."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -57,7 +59,7 @@ class Exchange(asyncio.Protocol):
         length = int(head[at + 17 :].split(b"\r\n", 1)[0]) if at >= 0 else 0
         if len(self._buffer) < end + 4 + length:
             return
-        body, self._buffer = self._buffer[end + 4 :], b""
+        self.head, body, self._buffer = head, self._buffer[end + 4 :], b""
         if self._on_answer is not None:
             on_answer, self._on_answer = self._on_answer, None
             on_answer(int(head[9:12]), body)

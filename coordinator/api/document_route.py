@@ -15,7 +15,7 @@ from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.http.bodies import has_gone
 from epochal.runtime.http.openapi import TEXT, WHOLE, DescribedRoute, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query
-from epochal.state.documents import RunDocument
+from epochal.state.documents import OWN_OUTCOME_HEADER, RunDocument
 
 BEFORE_THE_FIRST = -1
 """The version that a reader names who has seen no document."""
@@ -53,6 +53,10 @@ def document_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
             etag = service.published.etag if published is None else published.etag
             return Response(status_code=304, headers={"ETag": etag, **marks})
         headers = {"Cache-Control": "no-cache", "ETag": published.etag, **marks}
+        if reader.client_id is not None:
+            own = service.readers.own_outcome_with(published.document, reader.client_id)
+            if own is not None:
+                headers[OWN_OUTCOME_HEADER] = own.decode("ascii")
         return Response(published.body, headers=headers, media_type="application/json")
 
     return router

@@ -19,7 +19,7 @@ from epochal.state.errors import InternalError
 from epochal.state.messages.requests import ResultsPage, Standing
 from epochal.state.model.first_model import model_document
 from epochal.state.phase_names import RunState
-from epochal.state.wire import Sha256, canonical_json, sha256_hex
+from epochal.state.wire import ClientId, Sha256, canonical_json, sha256_hex
 
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
@@ -195,6 +195,13 @@ class Readers:
                 await _within(min(remaining_s, GATHERED_S), self._round_news)
                 return self.pages.page(self.run, step, attempt, after, reader.client_id)
             await _within(remaining_s, news)
+
+    def own_outcome_with(self, document: RunDocument, client_id: ClientId) -> bytes | None:
+        """Return the canonical JSON of a member's part of a document's last outcome; None if that is not kept."""
+        outcome, sha256 = self.run.models.outcomes.get(document.step - 1), document.last_outcome_sha256
+        if outcome is None or sha256 is None or document.version != self.published.version:
+            return None
+        return self.own_outcomes.encoded(outcome, Sha256(sha256), client_id)
 
     def immutable(self, sha256: Sha256) -> bytes | None:
         """Return the configuration, the model document, a checkpoint's manifest, or a recent roster or work list."""

@@ -15,12 +15,12 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.coordinator_client.operator import connect_operator
 from epochal.runtime.files.spool import READ_BYTES
 from epochal.runtime.retry import RetryPolicy
-from epochal.state.documents import Roster, RosterEntry, UpdateRef
+from epochal.state.documents import OWN_OUTCOME_HEADER, OwnOutcome, Roster, RosterEntry, UpdateRef
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput
 from epochal.state.messages.blob_messages import UploadGrant, UploadProgress
 from epochal.state.messages.requests import ReadyReport, ResultsPage, Standing
 from epochal.state.phase_names import RunState
-from epochal.state.wire import Sha256, canonical_json, document_digest
+from epochal.state.wire import Blake3, Sha256, canonical_json, document_digest
 from tests.support.data.documents import run_document
 from tests.support.data.spooled import spooled
 from tests.support.simulate.simulated_client import key_of
@@ -51,6 +51,21 @@ async def test_run_document_newer_than_known_is_asked_for_by_lineage_and_version
 
 async def test_run_document_nothing_new_is_none() -> None:
     assert await client(lambda request: httpx.Response(304)).run_document(DocumentMark("ab", 7), 0.0) is None
+
+
+async def test_own_part_of_the_last_outcome_that_came_along_is_used_once() -> None:
+    came, asked = (OwnOutcome("test-run", 3, Sha256(each * 32), Blake3(each * 32), None) for each in ("aa", "bb"))
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/rounds/3/outcome/mine"):
+            return httpx.Response(200, content=canonical_json(asked))
+        headers = {OWN_OUTCOME_HEADER: canonical_json(came).decode()}
+        return httpx.Response(200, headers=headers, content=canonical_json(run_document(RunState.WARMUP)))
+
+    api = client(answer)
+    assert await api.own_outcome(3) == asked
+    await api.run_document(None, 0.0)
+    assert [await api.own_outcome(3), await api.own_outcome(3)] == [came, asked]
 
 
 async def test_request_carries_the_token_and_canonical_json() -> None:

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from epochal.coordinator.store.sql.recorded_blobs import MAX_RECENT_BYTES
-from epochal.state.documents import OwnOutcome
+from epochal.state.documents import OWN_OUTCOME_HEADER, OwnOutcome
 from epochal.state.messages.deliveries import MAX_DELIVERY_BYTES, MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.requests import Attestation, ResultCommitment, ResultMetrics
 from epochal.state.model.replica import replica_digest
@@ -184,6 +184,9 @@ async def test_member_reads_its_part_of_an_outcome_and_others_do_not() -> None:
             answer = parse_document(OwnOutcome, (await member.send("GET", url)).content)
             own = sha256_hex(data[member.client_id])
             assert answer == OwnOutcome("test-run", 1, document_digest(outcome), outcome.replica_digest, own)
+            document = await member.send("GET", run.run_url)
+            assert parse_document(OwnOutcome, document.headers[OWN_OUTCOME_HEADER]) == answer
+        assert OWN_OUTCOME_HEADER not in (await run.http.get(run.run_url)).headers
         assert problem(await run.http.get(url)) == "unauthorized"
         assert problem(await members[0].send("GET", "/v1/runs/other/rounds/1/outcome/mine")) == "unknown-run"
 

@@ -40,4 +40,5 @@ def test_own_part_of_an_outcome_is_that_of_the_whole(found: list[Outcome], data:
         entry = next((each.result_sha256 for each in outcome.entries if each.client_id == member), None)
         assert own == OwnOutcome("run", outcome.step, document_digest(outcome), HASH, entry)
         assert parse_document(OwnOutcome, canonical_json(own)) == own
+        assert known.encoded(outcome, document_digest(outcome), member) == canonical_json(own)
         assert len(known._read) <= MAX_READ
