@@ -166,8 +166,9 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
                     server.should_exit = True
                     service.readers.release()
                     await arrivals.aclose()
-                    await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S + 1)
-                    await uploads.aclose()
+                    await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S / 2)
+                    await uploads.aclose()  # before the server cuts off the requests that bring them
+                    await asyncio.wait([http], timeout=SHUTDOWN_TIMEOUT_S / 2 + 1)
                     served.cancel()
                     farewell.cancel()
                     room.cancel()

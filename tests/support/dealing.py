@@ -61,6 +61,7 @@ ON_ONE_WORKER = {
         "tests/contract/coordinator/stores/test_database_urls",
     ),
     "database under attack": (
+        "tests/hostile/members/test_abandoned_uploads",
         "tests/hostile/members/test_chatty_member",
         "tests/hostile/members/test_dripping_uploads",
         "tests/hostile/members/test_first_checkpoint",
