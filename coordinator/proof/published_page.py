@@ -22,11 +22,8 @@ results since the older of them (`blobs/`, by SHA-256). `manifest.json` names ev
 the versions of Epochal, Python, numpy and the rules by which the journal replays. It is signed with the coordinator's
 key, `{coordinator_key}`: compare that with the key that a member of the run knows.
 
-No secret is here, and nobody has to be asked. Fetch the folder, open a shell in it, and install what published it:
-
-```text
-pip install 'epochal=={version}'
-```
+No secret is here, and nobody has to be asked. Fetch the folder, open a shell in it, and install what published it,
+Epochal {version}: in a copy of its repository, `pip install .` (`pip install '.[torch]'` to train a model of torch).
 
 1. Are the files whole? (On macOS: `shasum -a 256 -c SHA256SUMS`.)
 

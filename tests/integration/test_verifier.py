@@ -181,6 +181,18 @@ async def test_verifier_that_computes_otherwise_loses_its_role(tmp_path: Path) -
         await run.prove()
 
 
+@pytest.mark.nightly
+async def test_only_verifier_that_computes_otherwise_ejects_nobody(tmp_path: Path) -> None:
+    async with real_run(tmp_path, 3, **VERIFIED | {"verify__within": 2}) as run:
+        bad = await start_verifier(run, "bad", "--trainer", LIAR)
+        assert min(*(await distances(run, bad, 6)).values()) > [1.5]
+        last = (await run.status()).step
+        await run.until(in_training(last + 8))
+        reasons = [one["reason"] for one in run.events(run.coordinator, "replays_dropped")]
+        assert any("one verifier alone found them false" in reason for reason in reasons)
+        assert not run.events(run.coordinator, "client_convicted")
+
+
 async def pass_everything(run: RealRun) -> Refused:
     """Take replays and pass each of them, as a verifier that computes nothing; return what ends that."""
     token = await run.command_here("token", "verifier", run.store)
