@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
@@ -40,18 +40,18 @@ async def body_pieces(request: Request) -> AsyncIterator[bytes]:
     Raises:
         Refused: `body-incomplete` if the connection ends, `body-timeout` after `BODY_PIECE_TIMEOUT_S` without a piece.
     """
-    pieces = request.stream()
-    while True:
+    more = True
+    while more:
         try:
             async with asyncio.timeout(BODY_PIECE_TIMEOUT_S):
-                piece = await anext(pieces, None)
+                message = await request.receive()  # `request.stream` yields once more after the last piece
         except TimeoutError:
             raise Refused(Refusal.BODY_TIMEOUT, f"no part of the body arrived for {BODY_PIECE_TIMEOUT_S:g} s") from None
-        except ClientDisconnect:
-            raise Refused(Refusal.BODY_INCOMPLETE, "the connection ended in the middle of the body") from None
-        if piece is None:
-            return
-        yield piece
+        if message["type"] == "http.disconnect":
+            raise Refused(Refusal.BODY_INCOMPLETE, "the connection ended in the middle of the body")
+        more = message.get("more_body", False)
+        if message.get("body"):
+            yield message["body"]
 
 
 async def steady_body_pieces(

@@ -80,6 +80,8 @@ class HttpMetrics:
         self._sent = Counter(
             "epochal_http_response_body_bytes", "Bytes sent in answers' bodies.", ("route",), registry=registry
         )
+        self._of_route: dict[tuple[str, str, int], tuple[Histogram, Counter, Counter]] = {}
+        """Duration, received and sent bytes by method, route and status class: finding labels takes time."""
         self.connections: ServerConnections | None = None
         """The server's connections, known from its first request on."""
         registry.register(self)
@@ -88,10 +90,16 @@ class HttpMetrics:
         """Count one request that was answered."""
         route = getattr(scope.get("route") or scope.get("endpoint"), "path", UNKNOWN_LABEL)
         method = scope["method"] if scope["method"] in METHODS and route != UNKNOWN_LABEL else UNKNOWN_LABEL
-        duration_s = time.perf_counter() - answer.started_s
-        self._durations.labels(method, route, f"{answer.status // 100}xx").observe(duration_s)
-        self._received.labels(route).inc(answer.received_bytes)
-        self._sent.labels(route).inc(answer.sent_bytes)
+        key = method, route, answer.status // 100
+        if key not in self._of_route:
+            duration = self._durations.labels(method, route, f"{answer.status // 100}xx")
+            self._of_route[key] = duration, self._received.labels(route), self._sent.labels(route)
+        duration, received, sent = self._of_route[key]
+        duration.observe(time.perf_counter() - answer.started_s)
+        if answer.received_bytes:
+            received.inc(answer.received_bytes)
+        if answer.sent_bytes:
+            sent.inc(answer.sent_bytes)
         refusal: Refusal | None = Refusal.INTERNAL if answer.failed else scope.get(REFUSAL_IN_SCOPE)
         if refusal is not None:
             self._refused.labels(refusal.value).inc()

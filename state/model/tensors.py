@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
@@ -55,6 +56,9 @@ FLOAT32_TYPE, BYTES_TYPE = "F32", "U8"
 """The types of tensors, as safetensors names them. All tensors of a file have the same."""
 _WIRE_DTYPES: dict[str, np.dtype[Any]] = {FLOAT32_TYPE: np.dtype("<f4"), BYTES_TYPE: np.dtype("u1")}
 _ALIGNMENT_BYTES = 8
+_REMEMBERED = 8
+"""Number of headers whose tensors are remembered, of at most `_MOST_REMEMBERED_BYTES` each."""
+_MOST_REMEMBERED_BYTES = 64 * 1024
 
 
 class InvalidTensorFile(EpochalError):
@@ -328,9 +332,8 @@ def parse_tensor_header(beginning: Buffer, size_bytes: int, dtypes: Collection[s
     """
     view = memoryview(beginning).cast("B")
     body = tensor_header_bytes(view, size_bytes)
-    header = _parse_json(bytes(view[_LENGTH.size : body]))
-    metadata = _parse_metadata(header.pop(_METADATA_KEY, {}))
-    layout = _parse_layout(header, dtypes)
+    text = bytes(view[_LENGTH.size : body])
+    metadata, layout = _parse_known(text, tuple(dtypes)) or _parse_whole(text, dtypes)
     if size_bytes - body != layout.size_bytes:
         _refuse("size", f"{size_bytes - body} bytes of values where the header describes {layout.size_bytes}")
     return TensorHeader(metadata, layout, body)
@@ -354,6 +357,37 @@ def tensor_header_bytes(beginning: Buffer, size_bytes: int) -> int:
 
 def _refuse(rule: str, message: str) -> NoReturn:
     raise InvalidTensorFile(rule, message)
+
+
+def _parse_whole(text: bytes, dtypes: Collection[str]) -> tuple[dict[str, str], TensorLayout]:
+    header = _parse_json(text)
+    metadata = _parse_metadata(header.pop(_METADATA_KEY, {}))
+    return metadata, _parse_layout(header, dtypes)
+
+
+def _parse_known(text: bytes, dtypes: tuple[str, ...]) -> tuple[dict[str, str], TensorLayout] | None:
+    """Return what `_parse_whole` does of a header that begins with its metadata; None if that must read it.
+
+    The descriptions of the tensors are the same bytes in all results of a model, and are read once.
+    """
+    own, comma, tensors = text.partition(b"},")
+    if not comma or len(text) > _MOST_REMEMBERED_BYTES:
+        return None
+    try:
+        header = _parse_json(own + b"}}")
+        layout = _layout_of(b"{" + tensors, dtypes)
+    except InvalidTensorFile:
+        return None
+    if layout is None or header.keys() != {_METADATA_KEY}:
+        return None
+    return _parse_metadata(header[_METADATA_KEY]), layout
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def _layout_of(text: bytes, dtypes: tuple[str, ...]) -> TensorLayout | None:
+    """Return the layout in a header without metadata; None if it has some, or no tensor."""
+    header = _parse_json(text)
+    return None if not header or _METADATA_KEY in header else _parse_layout(header, dtypes)
 
 
 def _parse_json(text: bytes) -> dict[str, Any]:

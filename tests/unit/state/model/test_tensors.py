@@ -7,8 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epochal.state.errors import InternalError
+from epochal.state.model import tensors
 from epochal.state.model.layout_difference import layout_difference
 from epochal.state.model.tensors import (
     CHECK_CHUNK_ELEMENTS,
@@ -97,6 +100,25 @@ def test_header_is_a_multiple_of_eight_bytes_up_to_the_bound(header_bytes: int, 
 def test_file_of_a_header_alone_has_no_tensors() -> None:
     assert parse_tensor_file(struct.pack("<Q", 8) + b"{}      ").tensors() == {}
     assert rule_of(struct.pack("<Q", 0)) == "header"
+
+
+@given(
+    st.integers(0, 200),
+    st.sampled_from([b"", b"}", b"},", b'"', b"{", b":{", b"\xff", b'"b":', b'},"__metadata__":{']),
+    st.integers(0, 3),
+)
+def test_remembered_header_is_read_as_one_that_is_not(at: int, put: bytes, less: int) -> None:
+    """Whatever is put into a valid header, in the place of what was there or beside it."""
+    text = encode_tensor_file(WEIGHTS, {"z": "1", "a": "},2"})[8:-28]
+    for changed in (text, text[:at] + put + text[at + less :]):
+        try:
+            whole = tensors._parse_whole(changed, ("F32",))
+        except InvalidTensorFile:
+            assert tensors._parse_known(changed, ("F32",)) is None
+        else:
+            assert tensors._parse_known(changed, ("F32",)) in (None, whole)
+    plain = encode_tensor_file(WEIGHTS, {"z": "1"})[8:-28]
+    assert tensors._parse_known(plain, ("F32",)) == tensors._parse_whole(plain, ("F32",))
 
 
 @pytest.mark.parametrize(("count", "rule"), [(7, "size"), (8, None), (9, "size")])
