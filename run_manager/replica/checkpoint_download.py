@@ -21,7 +21,7 @@ from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import CountedBytes, ReceivedBytes, ReceivedFile, ReceivedPart
 from epochal.runtime.long_work import BYTES, LongWork, long_work
 from epochal.runtime.merging.arrival import Arrival
-from epochal.runtime.task_errors import first_error
+from epochal.runtime.task_errors import error_of_work
 from epochal.runtime.worker_thread import Worker
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
 from epochal.state.documents import CheckpointRef, UpdateRef
@@ -117,7 +117,7 @@ class CheckpointDownload:
                     for _ in range(min(PARTS_AT_A_TIME, len(wanted))):
                         group.create_task(self._fetch_all(left, work))
             except BaseExceptionGroup as errors:
-                raise first_error(errors) from None
+                raise error_of_work(errors) from None
         for part in wanted:
             if not part.is_whole:
                 message = f"the coordinator lacks {part.name}, blob {part.part.sha256}: {part.loss}"

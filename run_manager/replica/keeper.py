@@ -25,7 +25,7 @@ from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
-from epochal.runtime.task_errors import first_error
+from epochal.runtime.task_errors import error_of_work
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, OwnOutcome, RunDocument, UpdateRef
@@ -369,7 +369,7 @@ class ReplicaKeeper:
                 await self._download.fetch(named, arrival)
                 arrived_s = now_s()
         except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
+            raise error_of_work(errors) from None
         return applying.result(), now_s() - arrived_s
 
     def _drop(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.task_errors import first_error
+from epochal.runtime.task_errors import error_of_work
 from epochal.runtime.worker_thread import Worker
 from epochal.state.merging import MergeOutput, Stretch, pieces_of
 from epochal.state.model.digest import HASHED_ELEMENTS, ReplicaDigest
@@ -102,7 +102,7 @@ class ReplicaPass:
                     group.create_task(follow(lane))
                 digesting = group.create_task(self._digest(progress))
         except BaseExceptionGroup as errors:
-            raise first_error(errors) from None
+            raise error_of_work(errors) from None
         return digesting.result()
 
     async def _digest(self, progress: _Written) -> Blake3:
