@@ -1,5 +1,6 @@
-"""Commits a second of a run in a folder, beside what SQLite and the disk alone do in the same run."""
+"""Commits a second of a run in a folder, beside what SQLite, the disk and the journal of before do in the same run."""
 
+import asyncio
 import os
 import sqlite3
 import time
@@ -7,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from benchmarks.figures import Figure
+from benchmarks.rounds.old_journal import NO_HISTORY, fetched, records_per_s
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
 from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.store import Store
@@ -27,18 +29,25 @@ async def measure(folder: Path) -> list[Figure]:
     bare.mkdir()
     synced = _per_s(_syncing(bare / "file"))
     alone, small = _per_s(_inserting(bare / "alone", 0)), _per_s(_inserting(bare / "small", SMALL_COUNT))
+    old = await asyncio.to_thread(fetched, folder)
     store = await open_folder_store(folder / "run", MAX_BLOB_BYTES)
     try:
         await store.journal.open_segment(Snapshot(0, b"start"))
         records = _Records(store)
-        one, with_small = await _awaited_per_s(records.one), await _awaited_per_s(records.with_small_blobs)
+        one = await _awaited_per_s(records.one)
+        old_one = await records_per_s(old, folder / "old-one", EACH_S, RECORD_BYTES, 0, 0)
+        with_small = await _awaited_per_s(records.with_small_blobs)
+        old_small = await records_per_s(old, folder / "old-small", EACH_S, RECORD_BYTES, SMALL_COUNT, SMALL_BYTES)
         large = await _awaited_per_s(records.large_blob) * LARGE_BYTES / 1e6
     finally:
         await store.aclose()
+    beside = NO_HISTORY if old is None else "the journal of segments before"
     return [
         Figure("records kept in a folder", one, "/s", "", alone, "a commit of SQLite"),
         Figure("the same, beside a synced file", one, "/s", "", synced, "a write and fsync"),
+        Figure("records kept, beside the old journal", one, "/s", "", old_one, beside),
         Figure("records kept with 64 small blobs", with_small, "/s", "", small, "a commit of SQLite"),
+        Figure("records with small blobs, beside the old journal", with_small, "/s", "", old_small, beside),
         Figure("large blobs received", large, "MB/s"),
     ]
 
