@@ -41,7 +41,7 @@ async def measure(folder: Path) -> list[Figure]:
         large = await _awaited_per_s(records.large_blob) * LARGE_BYTES / 1e6
     finally:
         await store.aclose()
-    beside = NO_HISTORY if old is None else "the journal of segments before"
+    beside = NO_HISTORY if old is None else "the journal of segments"
     return [
         Figure("records kept in a folder", one, "/s", "", alone, "a commit of SQLite"),
         Figure("the same, beside a synced file", one, "/s", "", synced, "a write and fsync"),
