@@ -14,33 +14,19 @@ and takes optimizer steps. The trainer of one process, the processes of a mesh, 
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, SupportsFloat, runtime_checkable
 
 from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.errors import InternalError, TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.state.replays.inner_states import NO_INNER_STATE as NO_INNER_STATE
+from epochal.state.replays.inner_states import InnerState as InnerState
 
 Shapes = Mapping[str, tuple[int, ...]]
 NOT_FINITE = "not_finite"
 """The context `failure` of a `TrainerFailed` for a loss, a gradient or a parameter that is not finite."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InnerState:
-    """The state that an optimizer keeps from step to step.
-
-    Attributes:
-        step_count: optimizer steps taken.
-        tensors: its moments, float32, by names of the learner's choice; empty before the first step.
-    """
-
-    step_count: int = 0
-    tensors: Mapping[str, Float32Array] = field(default_factory=dict)
-
-
-NO_INNER_STATE = InnerState()
 
 
 Proceed = Callable[[], None]
@@ -216,5 +202,9 @@ class TentativeInnerState:
 
     def forget(self) -> None:
         """Forget every state: the next round begins without one."""
+        self.adopt(NO_INNER_STATE)
+
+    def adopt(self, state: InnerState) -> None:
+        """Begin the next round with this state, and forget every other."""
         self._tentative.clear()
-        self.committed = NO_INNER_STATE
+        self.committed = state

@@ -78,6 +78,13 @@ class LearnerTrainer:
     def forget_inner_state(self) -> None:
         self._inner_state.forget()
 
+    @property
+    def inner_state(self) -> InnerState:
+        return self._inner_state.newest
+
+    def adopt_inner_state(self, state: InnerState) -> None:
+        self._inner_state.adopt(state)
+
     async def aclose(self) -> None:
         await self._worker.aclose()
 

@@ -15,7 +15,7 @@ the assignment is cut into local steps, and the data as it arrives. The rules ke
 import math
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from epochal.data_providers.protocol import TokenBatch
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.state.model.value_checks import check_values
+from epochal.state.replays.inner_states import InnerState
 from epochal.trainers.learner import NOT_FINITE, Loss
 
 
@@ -161,4 +162,18 @@ class Trainer(Protocol):
 
     async def aclose(self) -> None:
         """Release threads, devices and connections within a bounded time."""
+        ...
+
+
+@runtime_checkable
+class RevealsInnerState(Protocol):
+    """A trainer whose inner state can be read and put back, so that a round can be trained again from it."""
+
+    @property
+    def inner_state(self) -> InnerState:
+        """The state with which the next `train` begins; read it before that."""
+        ...
+
+    def adopt_inner_state(self, state: InnerState) -> None:
+        """Begin the next `train` with this state, and forget every other. One of another model fails that `train`."""
         ...

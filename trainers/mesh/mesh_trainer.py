@@ -146,6 +146,13 @@ class MeshTrainer:
     def forget_inner_state(self) -> None:
         self._inner_state.forget()
 
+    @property
+    def inner_state(self) -> InnerState:
+        return self._inner_state.newest
+
+    def adopt_inner_state(self, state: InnerState) -> None:
+        self._inner_state.adopt(state)
+
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
         """Log the rows of each process. Many rows that are padded mean that local steps are too small.
 

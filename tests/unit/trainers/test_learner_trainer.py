@@ -10,6 +10,7 @@ import pytest
 from epochal.data_providers.protocol import TokenBatch
 from epochal.runtime.worker_thread import WorkerThread
 from epochal.state.errors import InternalError, TrainerFailed
+from epochal.state.replays.inner_states import inner_state_stream, parse_inner_state
 from epochal.trainers.learner import NOT_FINITE
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram import model as ngram
@@ -167,6 +168,19 @@ async def test_numpy_trainer_that_forgets_begins_as_a_new_one() -> None:
     trainer.forget_inner_state()
     trainer.commit_inner_state()  # nothing is left that could count
     assert await difference(trainer) == first
+
+
+async def test_numpy_round_is_repeated_from_a_state_that_was_revealed() -> None:
+    trainer, verifier = numpy_trainer(), numpy_trainer()
+    await difference(trainer)
+    trainer.commit_inner_state()
+    begun = inner_state_stream(trainer.inner_state).to_bytes()
+    second = await difference(trainer)
+    await difference(verifier)  # of other work
+    verifier.adopt_inner_state(parse_inner_state(begun))
+    assert await difference(verifier) == second
+    ended = [inner_state_stream(one.inner_state).sha256() for one in (trainer, verifier)]
+    assert ended[0] == ended[1]
 
 
 async def test_numpy_inner_state_reset_begins_every_round_without() -> None:
