@@ -28,6 +28,7 @@ from epochal.coordinator.machine.parts.admissions import Applicant
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.verification import replay_key
 from epochal.coordinator.machine.replays.judging import check_role
+from epochal.coordinator.machine.replays.reveals import with_challenges
 from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
@@ -323,7 +324,8 @@ class Handlers:
 
     def own_outcome(self, step: int, client_id: ClientId) -> OwnOutcome:
         """Return what a member needs of the outcome of a step. Raise `Refused` as `outcome` does."""
-        return self.service.readers.own_outcomes.of(self.outcome(step), client_id)
+        own = self.service.readers.own_outcomes.of(self.outcome(step), client_id)
+        return with_challenges(self.service.run, own, client_id)
 
     def update(self, step: int) -> UpdateRef:
         """Return the update of a step, once it is made; it is kept as the outcome is."""

@@ -25,6 +25,7 @@ from epochal.state.errors import DataError, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.messages.data_metrics import DataMetrics
 from epochal.state.messages.requests import ResultCommitment
+from epochal.state.messages.state_messages import InnerStates
 from epochal.state.model.replica import Replica
 from epochal.state.results import ResultHeader
 from epochal.state.wire import Blake3, ClientId, Sha256
@@ -79,11 +80,13 @@ class TrainingStart:
         replica: holds the parameters.
         digest: of the replica that a result names: itself, or the one of which the client took its own outer step.
         own_result: digest of the result with which it took that step; "" without.
+        state_sha256: of the inner state with which it may begin; None for a fresh one.
     """
 
     replica: Replica
     digest: Blake3
     own_result: str = ""
+    state_sha256: Sha256 | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,6 +100,10 @@ class OwnResult:
     def sha256(self) -> Sha256:
         """The digest of its bytes."""
         return Sha256(self.commitment.result_sha256)
+
+    def with_states(self, states: InnerStates) -> "OwnResult":
+        """Return it with a commitment to the inner states of its round, too."""
+        return OwnResult(self.file, replace(self.commitment, states=states))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,6 +149,8 @@ class RoundTraining:
             start = await find_start()
             await self._opening.check(start.replica)
             self._results.check_room(start.replica, work.settings)
+            states = self._results.states if work.settings.reveals_inner_states else None
+            begun = None if states is None else await states.begin(start.state_sha256)
             self._begin(work, "train")
             try:
                 trained = await trainer.train(plan, start.replica.parameters, batches)
@@ -154,7 +163,10 @@ class RoundTraining:
         data = None if trainer.loads_data else data_metrics(batches.waited, self.data.ahead)
         if not trainer.loads_data:
             trained = replace(trained, sample_tokens=batches.token_count)
-        return await self._encoded(work, trained, trainer.computed, start, data)
+        found = await self._encoded(work, trained, trainer.computed, start, data)
+        if states is None or (verify := work.settings.verify) is None:
+            return found
+        return found.with_states(await states.end(work.step, begun, verify.within))
 
     async def _encoded(
         self, work: RoundWork, trained: TrainedRound, computed: str, start: TrainingStart, data: DataMetrics | None

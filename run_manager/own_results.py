@@ -8,6 +8,7 @@ a round. They are kept if the outcome contains the result that they came with, a
 from functools import partial
 
 from epochal.run_manager.error_feedback import ErrorFeedback
+from epochal.run_manager.kept_states import KeptStates
 from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
@@ -27,6 +28,10 @@ class OwnResults:
     Args:
         trainer: its inner state belongs to the last result.
         feedback: the residual of this client's codec, in rounds with error feedback.
+        states: the inner states on disk, in runs in which they may be asked for.
+
+    Attributes:
+        states: those; None where there are none.
     """
 
     def __init__(
@@ -35,7 +40,9 @@ class OwnResults:
         spool: Spool,
         worker: Worker,
         feedback: ErrorFeedback | None = None,
+        states: KeptStates | None = None,
     ) -> None:
+        self.states = states
         self._trainer = trainer
         self._spool = spool
         self._worker = worker
@@ -65,6 +72,8 @@ class OwnResults:
 
     def settle(self, outcome: OwnOutcome) -> None:
         """Keep the inner state if the outcome contains the result, else roll it back."""
+        if self.states is not None:
+            self.states.settle(outcome)
         if self._feedback is not None:
             self._feedback.settle(outcome)
         if outcome.step < min(self._published, default=outcome.step):

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from epochal.coordinator_client.session import CoordinatorSession
@@ -21,6 +22,7 @@ from epochal.run_manager.context import ClientDependencies, FollowedConfig
 from epochal.run_manager.eager_training import EagerTraining
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.exchange import Exchange
+from epochal.run_manager.kept_states import KeptStates
 from epochal.run_manager.local_training import RoundTraining
 from epochal.run_manager.own_results import OwnResults
 from epochal.run_manager.readiness import Readiness
@@ -235,6 +237,7 @@ class _Replica:
 
     opening: TrainerOpening
     results: OwnResults
+    states: KeptStates
     exchange: Exchange
     keeper: ReplicaKeeper
     merger: Merger
@@ -249,7 +252,8 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     await merger.verify()
     check = partial(check_trainable, ground.config.spec)
     opening = TrainerOpening(check, worker, observer)
-    results = OwnResults(opening, spool, worker, ErrorFeedback(spool))
+    states = KeptStates(opening, session, spool, _folder_of_states(ground, document), worker)
+    results = OwnResults(opening, spool, worker, ErrorFeedback(spool), states)
     exchange = Exchange(session, spool, observer)
     keeper = ReplicaKeeper(
         session,
@@ -265,7 +269,13 @@ async def _hold_replica(ground: _Ground, document: RunDocument) -> _Replica:
     )
     await keeper.apply_state(document)
     await ground.begin("replica", keeper.run())
-    return _Replica(opening, results, exchange, keeper, merger)
+    await ground.begin("inner states", states.run())
+    return _Replica(opening, results, states, exchange, keeper, merger)
+
+
+def _folder_of_states(ground: _Ground, document: RunDocument) -> Path:
+    """Return the folder of this client's inner states, which is the same after a restart."""
+    return ground.dependencies.spool_folder / f"epochal-states-{document.run_id}-{ground.session.client_id}"
 
 
 async def _open_data(ground: _Ground) -> RunData:
@@ -311,7 +321,8 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     }
     steps = StepStateMachine(session.client_id, training, witness, others, readiness, observer, group)
     checkpoint = EpochCheckpoint(session, keeper, publisher, group)
-    listeners = (config, data, keeper, readiness, checkpoint, eager, steps, data_ahead)
+    states = replica.states
+    listeners = (config, data, keeper, readiness, checkpoint, eager, steps, data_ahead, states)
     background = (steps, eager, checkpoint, data_ahead)
     for part in background:
         ground.closing.push_async_callback(part.stop)

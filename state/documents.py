@@ -358,6 +358,8 @@ class OwnOutcome(WireDocument):
         outcome_sha256: digest of the outcome.
         replica_digest: the outcome's.
         result_sha256: of this member's entry in it; None if it has none.
+        state_sha256: the inner state with which its next round may begin, where the run asks for such; else None.
+        challenged: inner states of which it is to upload the files now.
     """
 
     run_id: str
@@ -365,3 +367,5 @@ class OwnOutcome(WireDocument):
     outcome_sha256: HexSha256
     replica_digest: HexBlake3
     result_sha256: HexSha256 | None
+    state_sha256: HexSha256 | None = None
+    challenged: tuple[HexSha256, ...] = ()

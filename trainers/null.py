@@ -10,7 +10,7 @@ from epochal.data_providers.protocol import TokenBatch
 from epochal.state.errors import InvalidInput
 from epochal.state.model.computed_class import FLOAT32_CPU
 from epochal.state.model.tensors import Float32Array, Tensors
-from epochal.trainers.learner import Learner, Model, Shapes
+from epochal.trainers.learner import NO_INNER_STATE, InnerState, Learner, Model, Shapes
 from epochal.trainers.protocol import TrainedRound
 
 DUMMY_SIZE = 16
@@ -47,6 +47,14 @@ class NullTrainer:
         """Do nothing."""
 
     def forget_inner_state(self) -> None:
+        """Do nothing."""
+
+    @property
+    def inner_state(self) -> InnerState:
+        """Return an empty one."""
+        return NO_INNER_STATE
+
+    def adopt_inner_state(self, state: InnerState) -> None:
         """Do nothing."""
 
     async def aclose(self) -> None:

@@ -27,7 +27,7 @@ from epochal.trainers.packages import (
     trainer_class,
     trainer_of,
 )
-from epochal.trainers.protocol import Trainer
+from epochal.trainers.protocol import RevealsInnerState, Trainer
 from epochal.trainers.remote.remote_trainer import RemoteTrainer
 from epochal.trainers.remote.service_client import TrainingServiceClient
 from epochal.trainers.remote.service_messages import SessionRequest
@@ -86,7 +86,11 @@ def open_trainer(
     check_trainer_name(name)
     optimizer = _check_fits(name, state, spec, options.permissions)
     if name not in TRAINERS:
-        return open_packaged_trainer(TrainerSetup(name, state, spec, optimizer, worker, options.torch))
+        found = open_packaged_trainer(TrainerSetup(name, state, spec, optimizer, worker, options.torch))
+        if state.reveals_inner_states and not isinstance(found, RevealsInnerState):
+            allowed = '"reset" where there is a `[verify]` by replays: this trainer does not give its state away'
+            raise _unsupported(name, "merge.inner_state", "keep", allowed)
+        return found
     if name == REMOTE:
         return _open_remote(state, spec, worker, options.remote)
     model = _model_of(name, spec, _torch_of(options))
@@ -181,6 +185,9 @@ def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permi
     if name == REMOTE and spec.adapter is not None:
         allowed = f"no adapter, or --trainer {TORCH}: each client reads the base itself"
         raise _unsupported(REMOTE, "model.LLM.adapter", spec.adapter.variant, allowed)
+    if name == REMOTE and state.reveals_inner_states:
+        allowed = '"reset" where there is a `[verify]` by replays: a training service does not give its state away'
+        raise _unsupported(REMOTE, "merge.inner_state", "keep", allowed)
     if name == REMOTE and state.merge.delay and state.merge.inner_state == "keep":
         allowed = '"reset", or merge.delay = 0: a training service holds the state of one undecided round'
         raise _unsupported(REMOTE, "merge.inner_state", "keep", allowed)

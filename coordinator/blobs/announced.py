@@ -1,5 +1,6 @@
 """Which blobs the run waits for, from whom, and which were delivered. Pure functions of the run."""
 
+from epochal.coordinator.machine.replays.reveals import is_revealed
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import ExpectedBlob, expected_blob
 from epochal.state.documents import Outcome
@@ -23,6 +24,8 @@ def is_delivered(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     if run.round is not None and client_id in run.round.results.verified and _has_committed(run, client_id, sha256):
         return True
     if any(sha256 in dict(run.models.blobs_of(checkpoint)) for checkpoint in run.models.checkpoints):
+        return True
+    if is_revealed(run, client_id, sha256):
         return True
     last = run.models.outcomes.get(run.progress.replica_step)
     return last is not None and _LAST.results_of(last).get(client_id) == sha256

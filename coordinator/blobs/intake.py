@@ -21,8 +21,8 @@ from epochal.coordinator.blobs.announced import announced, is_delivered
 from epochal.coordinator.blobs.checkpoint_intake import CheckpointIntake, check_size
 from epochal.coordinator.blobs.leased_slices import LeasedSlices
 from epochal.coordinator.machine.journal_records import NO_BLOBS
-from epochal.coordinator.machine.stimuli import ResultReceived
-from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart
+from epochal.coordinator.machine.stimuli import ResultReceived, StateRevealed
+from epochal.coordinator.machine.views import ExpectedBlob, ExpectedPart, ExpectedState
 from epochal.coordinator.run.genesis import LayoutOf, unknown_layout
 from epochal.coordinator.run.service import CoordinatorService
 from epochal.runtime.worker_thread import Worker
@@ -33,6 +33,7 @@ from epochal.state.messages.requests import ResultCommitment
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
+from epochal.state.replays.inner_states import inner_state_size_bound
 from epochal.state.results import result_size_bound
 from epochal.state.wire import ClientId, Sha256
 
@@ -93,9 +94,15 @@ class Intake:
         return (await self.checkpoints.form()).layout
 
     async def check_result_size(self, commitment: ResultCommitment) -> None:
-        """Raise `Refused` (`blob-too-large`) if a result is larger than the model implies; else as `layout` does."""
+        """Raise `Refused` (`blob-too-large`) if a result or its states are larger than the model implies.
+
+        Else as `layout` does.
+        """
         codec = self.service.merge_at(commitment.step).codec_name
-        check_size("result", commitment.size_bytes, result_size_bound(await self.layout(), codec))
+        layout = await self.layout()
+        check_size("result", commitment.size_bytes, result_size_bound(layout, codec))
+        for file in () if commitment.states is None else commitment.states.files():
+            check_size("inner state", file.size_bytes, inner_state_size_bound(layout))
 
     def expected(self, client_id: ClientId, sha256: Sha256) -> ExpectedBlob | None:
         """Return the blob that this member announced and may deliver now; None if it was delivered and counted before.
@@ -118,6 +125,12 @@ class Intake:
             async with self.noting_no_room(expected):
                 await source.hold(expected)
             await self.checkpoints.take_part(expected)
+            return
+        if isinstance(expected, ExpectedState):
+            with self.service.maintenance.taking_in(expected.sha256):
+                async with self.noting_no_room(expected):
+                    await source.hold(expected)
+                await self.service.submit(StateRevealed(expected.client_id, expected.sha256))
             return
         verdict = None
         try:

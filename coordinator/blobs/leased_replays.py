@@ -216,4 +216,5 @@ def _leased(replay: OpenReplay, lease: Lease, verifier: str) -> LeasedReplay:
         size_bytes=replay.size_bytes,
         replica_digest=replay.replica_digest,
         wanted=replay.wanted_class(verifier),
+        states=replay.states,
     )

@@ -1,11 +1,12 @@
 """The verification of a run's results, as the run has it, for those who are shown it."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from statistics import median
 
 from epochal.coordinator.machine.parts.verification import Distances
-from epochal.coordinator.machine.replays.tolerances import tolerance_of
+from epochal.coordinator.machine.replays.tolerances import is_of_states, tolerance_of
 from epochal.coordinator.machine.run import Run
 from epochal.state.messages.verification_views import (
     MAX_CLASSES_SHOWN,
@@ -39,7 +40,7 @@ def verification_of(run: Run) -> VerificationView:
         verifiers=sum(one.heard_step >= run.progress.step - within for one in heard),
         refused=len(found.verifiers) - len(heard),
         false_alarms_below=RULE_OF_THREE / found.counts.passed if found.counts.passed >= LEAST_PASSED else None,
-        classes=tuple(_class_of(key, known) for key, known in islice(found.distances.items(), MAX_CLASSES_SHOWN)),
+        classes=tuple(islice(_classes_of(found.distances), MAX_CLASSES_SHOWN)),
         convictions=tuple(ShownConviction(*one) for one in list(found.convicted.items())[-MAX_CONVICTIONS_SHOWN:]),
         flags=tuple(
             islice(
@@ -53,6 +54,13 @@ def verification_of(run: Run) -> VerificationView:
         ),
     )
     return replace(view, sentences=verification_words(view))
+
+
+def _classes_of(distances: Mapping[str, Distances]) -> Iterator[ClassDistances]:
+    """Yield the distances of results, by class, without those of inner states."""
+    for key, known in distances.items():
+        if not is_of_states(key):
+            yield _class_of(key, known)
 
 
 def _class_of(key: str, known: Distances) -> ClassDistances:

@@ -29,7 +29,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_identity import CompactedJournal, RunIdentity
 from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
-from epochal.coordinator.machine.replays import comparison, judging, scores
+from epochal.coordinator.machine.replays import comparison, judging, reveals, scores
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import (
     AccessCommand,
@@ -113,9 +113,8 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return membership.eject(run, stimulus.client_id)
         case stimuli.ClientBecameReady():
             return membership.become_ready(run, stimulus)
-        case stimuli.ResultReceived():
-            current, told = reports.receive_result(run.round, run.clock, stimulus)
-            return run.with_parts(current), told
+        case stimuli.ResultReceived() | stimuli.StateRevealed():
+            return _take_delivery(run, stimulus)
         case stimuli.AttestationReceived():
             return run.with_parts(reports.attest(run.round, run.clock, stimulus)), ()
         case stimuli.StepFailed():
@@ -160,6 +159,14 @@ def _take(run: Run, stimulus: Stimulus) -> Handled:
             return _change_config(run, stimulus.state_file), ()
         case stimuli.ChangeAnnounced() | stimuli.ChangeWithdrawn():
             return planned_changes.take(run, stimulus), ()
+
+
+def _take_delivery(run: Run, event: stimuli.ResultReceived | stimuli.StateRevealed) -> Handled:
+    if isinstance(event, stimuli.StateRevealed):
+        return reveals.take(run, event)
+    reveals.check_states(run, event.client_id, event.report)
+    current, told = reports.receive_result(run.round, run.clock, event)
+    return run.with_parts(current), told
 
 
 def _of_new_lineage(identity: RunIdentity, event: stimuli.RunRestored | stimuli.CoordinatorKeyReplaced) -> RunIdentity:

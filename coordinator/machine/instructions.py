@@ -221,6 +221,15 @@ class Flagged:
 
 
 @dataclass(frozen=True, slots=True)
+class StateWithheld:
+    """Log that a client did not reveal the inner states of a result in time, and whether it was ejected for that."""
+
+    client_id: ClientId
+    step: int
+    is_ejected: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Convicted:
     """Log that a client was ejected, because replays show that its result is not its work.
 
@@ -287,6 +296,6 @@ Instruction: TypeAlias = (
     PhaseChanged | RunHeld | SegmentEnded | OutcomeDecided | BatchesQuarantined | QuarantineEnded
     | SweepBlobs | MembershipChanged | CheckpointRefused | SentToRest | OperatorActed | TimesTold
     | Recorded | ReplaysDrawn | ReplaysDropped | ReplayJudged | Scored | Flagged | Convicted | VerifierTested
-    | Rewound
+    | StateWithheld | Rewound
 )
 # fmt: on

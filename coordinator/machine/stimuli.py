@@ -168,6 +168,15 @@ class ResultReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class StateRevealed:
+    """A client revealed an inner state to which it had committed; its bytes are held."""
+
+    client_id: ClientId
+    sha256: Sha256
+    type: Literal["state_revealed"] = "state_revealed"
+
+
+@dataclass(frozen=True, slots=True)
 class AttestationReceived:
     """A witness attested which results are on the list of verified ones, and which replica it holds."""
 
@@ -489,7 +498,7 @@ Stimulus: TypeAlias = (
     | JournalCompacted | TimesReported | NoticeRaised | NoticeSettled | FinishRequested | InvitationMade
     | InvitationRevoked | KeyAdmitted | KeyRemoved | AuditReported | ReplayReported | ReplayFailed
     | CalibrationReported | ClientAbsolved | ResultsCompared | ScoreReported | LeaveAnnounced
-    | RunRewound | ChangeAnnounced | ChangeWithdrawn
+    | RunRewound | ChangeAnnounced | ChangeWithdrawn | StateRevealed
 )
 OperatorStimulus: TypeAlias = (
     RunRestored | CoordinatorKeyReplaced | ClientEjected | GenesisProvided | DataFingerprintSet

@@ -7,6 +7,7 @@ from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_work import RunWork
+from epochal.coordinator.machine.replays.reveals import challenges_of
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import Progress, StateFile, dump_state
 from epochal.state.documents import (
@@ -132,7 +133,16 @@ class ExpectedPart:
     claim: CheckpointReport
 
 
-ExpectedBlob: TypeAlias = ExpectedResult | ExpectedPart
+@dataclass(frozen=True, slots=True)
+class ExpectedState:
+    """An inner state that a client is to reveal."""
+
+    client_id: ClientId
+    sha256: Sha256
+    size_bytes: int
+
+
+ExpectedBlob: TypeAlias = ExpectedResult | ExpectedPart | ExpectedState
 """A blob that a client announced, and that the run waits for."""
 
 
@@ -149,7 +159,8 @@ def expected_blob(run: Run, client_id: ClientId, sha256: Sha256) -> ExpectedBlob
         size_bytes = None if claim is None else dict(claim.blobs()).get(sha256)
         if claim is not None and size_bytes is not None:
             return ExpectedPart(client_id, sha256, size_bytes, claim)
-    return None
+    state = next((one for one in challenges_of(run, client_id) if one.sha256 == sha256), None)
+    return None if state is None else ExpectedState(client_id, sha256, state.size_bytes)
 
 
 def expected_result(
@@ -213,6 +224,12 @@ def blobs_kept(run: Run) -> tuple[KeptBlob, ...]:
         kept += [KeptBlob(purpose, entry.result_sha256, entry.size_bytes) for entry in outcome.entries]
     for replay in run.members.verification.kept():
         kept.append(KeptBlob(f"a result of step {replay.step} to replay", replay.result_sha256, replay.size_bytes))
+        revealed = () if replay.states is None else replay.states.files()
+        kept += [
+            KeptBlob(f"an inner state of step {replay.step} to replay", Sha256(file.sha256), file.size_bytes)
+            for file in revealed
+            if file not in replay.awaited
+        ]
     once: dict[Sha256, KeptBlob] = {}
     for blob in kept:
         once.setdefault(blob.sha256, blob)

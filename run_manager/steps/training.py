@@ -27,6 +27,7 @@ from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS, FailureReport
 from epochal.state.refusals import Refusal
 from epochal.state.text.visible import visible
+from epochal.state.wire import Sha256
 from epochal.trainers.learner import NOT_FINITE
 
 log = logging.getLogger(__name__)
@@ -104,7 +105,19 @@ class TrainingStepMetadata:
     async def _replica(self, mine: RoundWork) -> TrainingStart:
         held = await self.keeper.at(mine.step - 1)
         self.results.forget()  # not before: the outcome that led here settles the last result
-        return TrainingStart(held.replica, held.digest)
+        return TrainingStart(held.replica, held.digest, state_sha256=await self._last_state(mine))
+
+    async def _last_state(self, mine: RoundWork) -> Sha256 | None:
+        """Return the digest of the inner state with which the round may begin; None for a fresh one."""
+        if not mine.settings.reveals_inner_states or mine.step == 1:
+            return None
+        try:
+            found = (await self.keeper.outcome(mine.step - 1)).state_sha256
+            return None if found is None else Sha256(found)
+        except Refused as refusal:
+            if refusal.kind is not Refusal.NOT_FOUND:
+                raise
+            return None
 
     async def _publish(self, mine: RoundWork, found: OwnResult) -> None:
         self.times.observe(PartBegan(mine.step, mine.attempt, "upload"))

@@ -315,6 +315,11 @@ class StateFile(Section):
         return StateFile.model_validate(with_values(self.to_plain(), values) | {"changes": ()})
 
     @property
+    def reveals_inner_states(self) -> bool:
+        """Whether clients commit to the inner states that they keep, so that their results can be computed again."""
+        return self.verify is not None and self.verify.by == "replays" and self.merge.inner_state == "keep"
+
+    @property
     def later_mixes(self) -> LaterMixes:
         """The weights of the mix from a data index on, as far as it is known from which."""
         size = self.config.data_indices_per_batch

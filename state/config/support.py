@@ -107,8 +107,6 @@ def _unsupported_place(name: str, location: DataLocation | None, data_type: Data
 def _unrepeatable(state: StateFile) -> Iterator[Mistake]:
     """Yield what keeps a verifier from computing a result again that an honest client has made."""
     merge, llm = state.merge, state.model.LLM
-    if merge.inner_state == "keep":
-        yield _for_verify("merge.inner_state", merge.inner_state, '"reset"', "what clients keep is not public")
     if merge.error_feedback:
         yield _for_verify("merge.error_feedback", True, "false", "what earlier results left out is not public")
     if merge.delay:

@@ -12,6 +12,7 @@ from epochal.state.documents import Count, HexBlake3, HexId, HexSha256
 from epochal.state.intervals import BatchId
 from epochal.state.messages.blob_messages import Lease
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.messages.state_messages import InnerStates
 from epochal.state.model.computed_class import COMPUTED_PATTERN
 from epochal.state.wire_document import WireDocument
 
@@ -50,6 +51,7 @@ class LeasedReplay(WireDocument):
         result_sha256, size_bytes: of the result.
         replica_digest: of replica `step − 1`, on which the round agreed.
         wanted: the class in which it is to be computed, if the verifier can; None for the verifier's own.
+        states: the inner states of the round, both revealed, where clients keep theirs.
     """
 
     lease: Lease
@@ -63,6 +65,7 @@ class LeasedReplay(WireDocument):
     size_bytes: Count
     replica_digest: HexBlake3
     wanted: ComputedClass | None = None
+    states: InnerStates | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ class ReplayReport(WireDocument):
         replay_class: how the replay was.
         took_ms: milliseconds that the replay took.
         tokens: of the result's samples, without padding, as the replay counted them; None if it did not.
+        state_excess: how far the round's last inner state is from the replay's; None where clients keep none.
     """
 
     step: Count
@@ -90,6 +94,7 @@ class ReplayReport(WireDocument):
     replay_class: ComputedClass
     took_ms: Count
     tokens: Count | None = None
+    state_excess: Distance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +138,14 @@ class CalibrationReport(WireDocument):
         result_class, replay_class: how the two of each pair were computed.
         local_steps: of the rounds that were repeated.
         distances: excess distances, one of each pair.
+        of_states: whether they are those of inner states after the work.
     """
 
     result_class: ComputedClass
     replay_class: ComputedClass
     local_steps: Annotated[int, Field(ge=1)]
     distances: Annotated[tuple[Distance, ...], Field(min_length=1, max_length=MAX_DISTANCES)]
+    of_states: bool = False
 
 
 class Likeness(NamedTuple):

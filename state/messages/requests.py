@@ -20,6 +20,7 @@ from epochal.state.messages.evaluation_reports import Evaluation
 from epochal.state.messages.member_rows import MemberFigures
 from epochal.state.messages.round_times import ResultMetrics as ResultMetrics
 from epochal.state.messages.round_times import TimesReport as TimesReport
+from epochal.state.messages.state_messages import InnerStates
 from epochal.state.messages.verification_views import VerificationView
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
@@ -154,13 +155,18 @@ class ReadyReport(WireDocument):
 
 @dataclass(frozen=True, slots=True)
 class ResultCommitment(WireDocument):
-    """The one result of this client for round `(step, attempt)`; the first that arrives binds."""
+    """The one result of this client for round `(step, attempt)`; the first that arrives binds.
+
+    Attributes:
+        states: the inner states of the round, where the run may ask for them; None elsewhere.
+    """
 
     step: Step
     attempt: Count
     result_sha256: HexSha256
     size_bytes: Annotated[int, Field(ge=1)]
     metrics: ResultMetrics
+    states: InnerStates | None = None
 
 
 @dataclass(frozen=True, slots=True)

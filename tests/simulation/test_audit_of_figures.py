@@ -25,6 +25,7 @@ VERIFIED = state_file(
     config__init_min_clients=3,
     config__checkpoint_every=64,
     verify={},
+    merge__inner_state="reset",
     model__LLM__ngram={"context": 2, "embedding": 2, "hidden": 2},
 )
 

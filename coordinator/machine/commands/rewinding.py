@@ -19,7 +19,7 @@ from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.run_work import RunWork, WorkAtCheckpoint
-from epochal.coordinator.machine.replays.lottery import closed
+from epochal.coordinator.machine.replays.closing import closed
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import RunRewound
 from epochal.state.documents import MAX_REWINDS, RewindMark, first_attempt
@@ -138,6 +138,7 @@ def _members_after(members: RunMembers, step: int) -> tuple[RunMembers, tuple[In
     void = tuple(one for one in verification.open.values() if one.step > step)
     verification = replace(
         closed(verification, void).until(lambda known: known <= step),
+        departed=shared({one: replace(trust, counted=None) for one, trust in verification.departed.items()}),
         compared=shared({number: found for number, found in verification.compared.items() if number <= step}),
         counts=replace(verification.counts, dropped=verification.counts.dropped + len(void)),
     )
@@ -151,7 +152,8 @@ def _members_after(members: RunMembers, step: int) -> tuple[RunMembers, tuple[In
 
 def _member_after(member: Member, step: int) -> Member:
     joining = replace(member.joining, step=step + 1)  # cold: the state of its optimizer is of later steps
-    return replace(member, joining=joining, conduct=_conduct_after(member.conduct, step))
+    trust = replace(member.trust, counted=None) if member.trust.counted is not None else member.trust
+    return replace(member, joining=joining, conduct=_conduct_after(member.conduct, step), trust=trust)
 
 
 def _conduct_after(conduct: Conduct, step: int) -> Conduct:

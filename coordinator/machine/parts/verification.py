@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from epochal.coordinator.machine.parts.persistent_map import Mapped, added, removed
 from epochal.state.intervals import BatchId
 from epochal.state.messages.replay_messages import Likeness, ReplayReport
+from epochal.state.messages.state_messages import InnerStates, StateBlob
 from epochal.state.wire import Blake3, ClientId, Seed, Sha256
 from epochal.state.wire_document import WireDocument
 
@@ -48,16 +49,37 @@ def replay_key(step: int, client_id: str) -> ReplayKey:
 
 
 class Reported(NamedTuple):
-    """A verifier's report on a replay, and the tolerance by which it is judged."""
+    """A verifier's report on a replay, and the tolerances by which it is judged; the latter of the inner state."""
 
     verifier: str
     report: ReplayReport
     tolerance: float
+    state_tolerance: float | None = None
 
     @property
     def ratio(self) -> float:
-        """The excess distance as a multiple of the tolerance; the result passes up to 1."""
-        return self.report.excess / self.tolerance
+        """The larger excess distance as a multiple of its tolerance; the result passes up to 1."""
+        of_result = self.report.excess / self.tolerance
+        if self.state_tolerance is None or self.report.state_excess is None:
+            return of_result
+        return max(of_result, self.report.state_excess / self.state_tolerance)
+
+    @property
+    def excess(self) -> float:
+        """The larger excess distance, by which verifiers are compared."""
+        return max(self.report.excess, self.report.state_excess or 0.0)
+
+    @property
+    def limit(self) -> float:
+        """The larger tolerance, by which two verifiers may differ."""
+        return max(self.tolerance, self.state_tolerance or 0.0)
+
+
+class CountedStates(NamedTuple):
+    """The inner states of a client's last result that counted, and its step."""
+
+    step: int
+    states: InnerStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +97,8 @@ class OpenReplay:
         is_compared: whether one that passes is also replayed by another verifier, if there is one.
         reports: of verifiers, the first one first.
         failures: verifiers that could not replay it, one entry for each failure.
+        states: the inner states of its round, which its client is to reveal; None where clients keep none.
+        revealed: digests of those that have arrived.
     """
 
     step: int
@@ -90,6 +114,19 @@ class OpenReplay:
     is_compared: bool = False
     reports: tuple[Reported, ...] = ()
     failures: tuple[str, ...] = ()
+    states: InnerStates | None = None
+    revealed: tuple[Sha256, ...] = ()
+
+    @property
+    def awaited(self) -> tuple[StateBlob, ...]:
+        """The inner states that its client has still to reveal."""
+        files = () if self.states is None else self.states.files()
+        return tuple(file for file in files if file.sha256 not in self.revealed)
+
+    def blobs(self) -> tuple[Sha256, ...]:
+        """Return what must stay for it: the result, and the inner states."""
+        files = () if self.states is None else self.states.files()
+        return (self.result_sha256, *(Sha256(file.sha256) for file in files))
 
     @property
     def key(self) -> ReplayKey:
@@ -141,7 +178,7 @@ class OpenReplay:
     @property
     def answer(self) -> float:
         """The median excess distance of its reports."""
-        return median(one.report.excess for one in self.reports)
+        return median(one.excess for one in self.reports)
 
     @property
     def answer_ratio(self) -> float:
@@ -198,6 +235,8 @@ class Trust:
         passed_flagged: number of results that passed since it was flagged.
         worse: number of its last results that made the loss larger, one after the other, where results are scored.
         was_apart: whether its last result that was compared pointed elsewhere than the round's others.
+        counted: the inner states of its last result that counted; None where the next round begins fresh.
+        withheld: number of results running that were to be replayed, and of which it did not reveal the inner states.
     """
 
     examined: bool = False
@@ -208,6 +247,8 @@ class Trust:
     passed_flagged: int = 0
     worse: int = 0
     was_apart: bool = False
+    counted: CountedStates | None = None
+    withheld: int = 0
 
     def is_earning(self, *, is_awaiting: bool) -> bool:
         """Whether a result that is applied earns it a larger part.
@@ -234,7 +275,7 @@ class Trust:
     def with_passed(self, per_usual: float | None) -> "Trust":
         """Return the trust after a result has passed, so many times as far from its replay as is usual at most."""
         drift = self.drift if per_usual is None else (*self.drift, per_usual)[-LAST_DISTANCES:]
-        after = replace(self, passed=self.passed + 1, drift=drift, passed_flagged=self.passed_flagged + 1)
+        after = replace(self, passed=self.passed + 1, drift=drift, passed_flagged=self.passed_flagged + 1, withheld=0)
         if len(drift) == LAST_DISTANCES and fmean(drift) > 1:
             return after.with_flag(DRIFTS)
         is_cleared = self.flagged and after.passed_flagged >= LAST_DISTANCES
@@ -302,8 +343,8 @@ class Verification(WireDocument):
         return frozenset(one.client_id for one in self.open.values())
 
     def blobs(self) -> frozenset[Sha256]:
-        """Return the results that must stay for replays."""
-        return frozenset(one.result_sha256 for one in self.kept())
+        """Return the results and inner states that must stay for replays."""
+        return frozenset(sha256 for one in self.kept() for sha256 in one.blobs())
 
     def kept(self) -> tuple[OpenReplay, ...]:
         """Return the replays of which the results must stay."""
@@ -381,7 +422,7 @@ class Verification(WireDocument):
             if step not in known.failed_tests:
                 yield test
             return
-        wanted = [one for one in self.open.values() if one.wants(verifier)]
+        wanted = [one for one in self.open.values() if one.wants(verifier) and not one.awaited]
         for one in wanted:
             if one.reports and (one.is_new_to(verifier) or not self.is_for_others(one, verifier, step, within)):
                 yield one

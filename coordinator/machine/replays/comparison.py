@@ -17,6 +17,7 @@ from epochal.coordinator.machine.parts.verification import (
     Verification,
     replay_key,
 )
+from epochal.coordinator.machine.replays.reveals import rounds_to_reveal
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ResultsCompared
 from epochal.state.documents import Outcome, OutcomeEntry
@@ -58,8 +59,11 @@ def take(run: Run, event: ResultsCompared) -> Handled:
         if reason and not trust.flagged:
             trust = trust.with_flag(reason)
             told.append(Flagged(entry.client_id, event.step, reason))
-            if len(opened) < room and replay_key(event.step, entry.client_id) not in verification.open:
-                opened.append(_replay_of(outcome, entry))
+            states = None if trust.counted is None or trust.counted.step != event.step else trust.counted.states
+            is_new = len(opened) < room and replay_key(event.step, entry.client_id) not in verification.open
+            is_late = event.step + rounds_to_reveal(run.state_file.verify.within) <= run.progress.step
+            if is_new and ((states is not None and not is_late) or not run.state_file.reveals_inner_states):
+                opened.append(replace(_replay_of(outcome, entry), states=states))
         members = members.with_trust(entry.client_id, trust)
     after = _with_figures(members.verification, event)
     for one in opened:

@@ -39,7 +39,7 @@ from epochal.coordinator.machine.parts.verification import (
     Verification,
     replay_key,
 )
-from epochal.coordinator.machine.replays.lottery import closed
+from epochal.coordinator.machine.replays.closing import closed
 from epochal.coordinator.machine.replays.tolerances import (
     MAX_PAIRS,
     distances_key,
@@ -58,7 +58,7 @@ from epochal.coordinator.machine.stimuli import (
     VerifierStimulus,
 )
 from epochal.state.errors import InternalError, Refused
-from epochal.state.messages.replay_messages import CalibrationReport
+from epochal.state.messages.replay_messages import CalibrationReport, ReplayReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
 
@@ -136,7 +136,7 @@ def heard(members: RunMembers, run: Run, name: str) -> RunMembers:
 
 
 def _calibrated(members: RunMembers, report: CalibrationReport) -> RunMembers:
-    key = distances_key(report.result_class, report.replay_class, report.local_steps)
+    key = distances_key(report.result_class, report.replay_class, report.local_steps, of_states=report.of_states)
     verification = members.verification
     known = verification.distances.get(key)
     if known is None and len(verification.distances) >= MAX_PAIRS:  # members may have made them up
@@ -222,9 +222,12 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
         if one.verifier == name and (not task.wants(name) or has_others):
             message = f"verifier {name} has reported the result of step {report.step} of client {report.client_id}"
             raise Refused(Refusal.ALREADY_COMMITTED, message)
+    if (task.states is None) != (report.state_excess is None):
+        raise Refused(
+            Refusal.INVALID_BODY, "`state_excess` is reported where clients keep inner states, and only there"
+        )
     local_steps = run.identity.state_file.at(report.step).merge.local_steps
-    pair = distances_key(report.result_class, report.replay_class, local_steps)
-    found = Reported(name, report, tolerance_of(verification.distances.get(pair)))
+    found = _reported(verification, name, report, local_steps)
     members = heard(run.members, run, name)
     task = replace(task, reports=(*task.reports, found))
     members = members.verified_as(_doubting(_with_open(members.verification, task), task.reports))
@@ -240,6 +243,18 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
             run, convicted = _convicted(run, task)
             return run, (*told, *convicted)
     return run, told
+
+
+def _reported(verification: Verification, name: str, report: ReplayReport, local_steps: int) -> Reported:
+    """Return a report with its tolerances."""
+    result_pair, state_pair = (
+        distances_key(report.result_class, report.replay_class, local_steps, of_states=of_states)
+        for of_states in (False, True)
+    )
+    tolerance = tolerance_of(verification.distances.get(result_pair))
+    if report.state_excess is None:
+        return Reported(name, report, tolerance)
+    return Reported(name, report, tolerance, tolerance_of(verification.distances.get(state_pair)))
 
 
 def _verdict(task: OpenReplay, *, has_others: bool) -> Literal["passed", "disputed", "unclear", "convicted"] | None:
@@ -267,8 +282,8 @@ def _doubting(verification: Verification, reports: Sequence[Reported]) -> Verifi
     for one in earlier:
         if one.verifier == last.verifier:
             continue
-        low, high = sorted((one, last), key=lambda each: each.report.excess)
-        if high.report.excess - low.report.excess > max(low.tolerance, high.tolerance):
+        low, high = sorted((one, last), key=lambda each: each.excess)
+        if high.excess - low.excess > max(low.limit, high.limit):
             verifiers[low.verifier] = replace(verifiers[low.verifier], doubt="below")
             verifiers[high.verifier] = replace(verifiers[high.verifier], doubt="above")
     return replace(verification, verifiers=verifiers)
@@ -279,13 +294,13 @@ def _tested(run: Run, event: ReplayReported, test: OpenReplay) -> Handled:
     members, report = heard(run.members, run, event.verifier), event.report
     verification = members.verification
     local_steps = run.identity.state_file.at(report.step).merge.local_steps
-    pair = distances_key(report.result_class, report.replay_class, local_steps)
-    is_wrong = abs(report.excess - test.answer) > tolerance_of(verification.distances.get(pair))
+    found = _reported(verification, event.verifier, report, local_steps)
+    is_wrong = abs(found.excess - test.answer) > found.limit
     after = replace(verification.verifiers[event.verifier], doubt="", failed_tests=(), is_refused=is_wrong)
     verification = replace(verification, verifiers={**verification.verifiers, event.verifier: after})
     if is_wrong:
         verification = _without_reports(verification, event.verifier)
-    told = VerifierTested(event.verifier, report.excess, test.answer, is_wrong)
+    told = VerifierTested(event.verifier, found.excess, test.answer, is_wrong)
     return run.with_parts(members.verified_as(verification)), (told,)
 
 
@@ -361,10 +376,15 @@ def _passed(members: RunMembers, task: OpenReplay, local_steps: int) -> RunMembe
     verification = _with_known(members.verification, task)
     verification = verification if task.is_disputed or len(task.reports) > 1 else replace(verification, control=task)
     before = verification.distances.get(pair)
-    if before is not None or len(verification.distances) < MAX_PAIRS:
-        verification = _with_distances(verification, pair, with_passed(before, task.client_id, last.report.excess))
-    excess = per_usual(before, task.client_id, last.report.excess)
-    trust = trust.with_passed(excess)
+    passed = {pair: last.report.excess}
+    if last.report.state_excess is not None:
+        classes = last.report.result_class, last.report.replay_class
+        passed[distances_key(*classes, local_steps, of_states=True)] = last.report.state_excess
+    for key, excess in passed.items():
+        known = verification.distances.get(key)
+        if known is not None or len(verification.distances) < MAX_PAIRS:
+            verification = _with_distances(verification, key, with_passed(known, task.client_id, excess))
+    trust = trust.with_passed(per_usual(before, task.client_id, last.report.excess))
     trust = trust.with_flag(task.miscount) if task.miscount else trust
     return members.verified_as(verification).with_trust(task.client_id, trust)
 
@@ -376,8 +396,7 @@ def _with_known(verification: Verification, task: OpenReplay) -> Verification:
     """
     is_agreed = len({one.verifier for one in task.reports}) > 1
     is_clear = all(
-        abs(one.report.excess - other.report.excess) <= max(one.tolerance, other.tolerance)
-        for one, other in combinations(task.reports, 2)
+        abs(one.excess - other.excess) <= max(one.limit, other.limit) for one, other in combinations(task.reports, 2)
     )
     if not (is_agreed and (len(task.reports) >= REPORTS_TO_CONVICT or is_clear)):
         return verification
@@ -390,7 +409,7 @@ def _with_known(verification: Verification, task: OpenReplay) -> Verification:
 def _convicted(run: Run, task: OpenReplay) -> Handled:
     """Return the run without a convicted client, whose waiting results are void; those it came with are flagged."""
     client_id, members = task.client_id, run.members
-    found = ", ".join(f"{one.report.excess:.3g} (of {one.tolerance:.3g}) by {one.verifier}" for one in task.reports)
+    found = ", ".join(_figures(one) for one in task.reports)
     figures = f"its result of step {task.step} was farther from what verifiers computed than is allowed: {found}"
     invitation = members.admissions.admitted.get(client_id)
     run, left = membership.leave(run, (client_id,), "convicted")
@@ -409,6 +428,13 @@ def _convicted(run: Run, task: OpenReplay) -> Handled:
         members = members.with_trust(other, members.trust_of(other).with_flag(reason))
     told = Convicted(client_id, task.step, figures, run.clock.now_s)
     return run.with_parts(members), (*left, told)
+
+
+def _figures(one: Reported) -> str:
+    of_state = ""
+    if one.state_tolerance is not None:
+        of_state = f", its inner state {one.report.state_excess:.3g} (of {one.state_tolerance:.3g}),"
+    return f"{one.report.excess:.3g} (of {one.tolerance:.3g}){of_state} by {one.verifier}"
 
 
 def _invited_alike(members: RunMembers, client_id: ClientId, invitation: str | None) -> list[ClientId]:

@@ -9,15 +9,16 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from epochal.coordinator.machine.instructions import Instruction, ReplaysDrawn, ReplaysDropped
-from epochal.coordinator.machine.parts.persistent_map import added, removed
+from epochal.coordinator.machine.instructions import Instruction, ReplaysDrawn, ReplaysDropped, StateWithheld
+from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
-from epochal.coordinator.machine.parts.verification import MAX_OPEN_REPLAYS, OpenReplay, Trust, Verification, Why
+from epochal.coordinator.machine.parts.verification import MAX_OPEN_REPLAYS, OpenReplay, Trust, Why
+from epochal.coordinator.machine.replays.closing import closed
+from epochal.coordinator.machine.replays.reveals import after_withheld, counted_states, with_counted
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import StateFile
-from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.documents import Outcome
 from epochal.state.wire import ClientId, Seed
 
@@ -64,9 +65,13 @@ def after_round(
     if verify is None:  # perhaps since an edit of the state file: what was open keeps no bytes any more
         idle = replace(members.verification, open={}, known=(), control=None)
         return (run if idle == members.verification else run.with_parts(members.verified_as(idle))), ()
-    members, told = _without_late(members, run.models, run.progress.replica_step - verify.within)
+    told: tuple[Instruction, ...] = ()
+    if outcome is not None:  # a void round is nobody's time
+        run, told = after_withheld(run, outcome.step, verify.within)
+    members, dropped = _without_late(run.members, run.models, run.progress.replica_step - verify.within)
+    told += dropped
     if outcome is not None:
-        drawn = tuple(_drawn(members, current, outcome, exams, verify, seed))
+        drawn = tuple(_drawn(members, current, outcome, exams, run.state_file, seed))
         verification, is_open = members.verification, members.verification.open
         for one in drawn:
             is_open = added(is_open, one.key, one)
@@ -75,6 +80,12 @@ def after_round(
         for client_id in exams:
             members = members.with_trust(client_id, replace(members.trust_of(client_id), examined=True))
         told = (*told, ReplaysDrawn(outcome.step, drawn)) if drawn else told
+        anew = {one.client_id for one in told if isinstance(one, StateWithheld)}
+        bound = {
+            one: None if one in anew else counted_states(run.state_file, report)
+            for one, report in current.results.commitments.items()
+        }
+        members = with_counted(members, outcome, bound)
     return run.with_parts(members), told
 
 
@@ -83,10 +94,12 @@ def _drawn(
     current: Round,
     outcome: Outcome,
     exams: frozenset[ClientId],
-    verify: VerifyConfig,
+    state_file: StateFile,
     seed: Seed,
 ) -> Iterator[OpenReplay]:
     """Yield the replays that are drawn of a round's results, in the order of its outcome, and then its exams."""
+    verify = state_file.verify
+    assert verify is not None
     bound, room = current.results.commitments, MAX_OPEN_REPLAYS - len(members.verification.open)
     awaiting = members.verification.awaiting()
     clients = (*(entry.client_id for entry in outcome.entries), *sorted(exams))
@@ -102,6 +115,7 @@ def _drawn(
             continue
         room -= 1
         yield OpenReplay(
+            states=counted_states(state_file, report),
             step=outcome.step,
             attempt=outcome.attempt,
             client_id=client_id,
@@ -153,11 +167,3 @@ def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[
     dropped = tuple(one for one in late if one not in has_passed and one not in accused)
     of_reasons = (dropped, "no verifier computed them in time"), (accused, ACCUSED_ALONE)
     return members, tuple(ReplaysDropped(replays, reason) for replays, reason in of_reasons if replays)
-
-
-def closed(verification: Verification, replays: Iterable[OpenReplay]) -> Verification:
-    """Return the verification without these open replays."""
-    is_open = verification.open
-    for one in replays:
-        is_open = removed(is_open, one.key)
-    return replace(verification, open=is_open)

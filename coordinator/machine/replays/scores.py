@@ -12,8 +12,8 @@ from epochal.coordinator.machine.instructions import Flagged, Instruction, Score
 from epochal.coordinator.machine.parts.conduct import LONGEST_REST_S, MISSES_BEFORE_REST
 from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.verification import MAX_GAINS, OpenReplay, Trust
+from epochal.coordinator.machine.replays.closing import closed
 from epochal.coordinator.machine.replays.judging import check_may_report, heard, open_replay
-from epochal.coordinator.machine.replays.lottery import closed
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ScoreReported
 from epochal.state.errors import Refused

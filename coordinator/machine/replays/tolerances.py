@@ -31,9 +31,17 @@ LEAST_USUAL = 0.005
 """Usual distance, at least: where float32 repeats itself to the last bit, the smallest distance is not unusual."""
 
 
-def distances_key(result_class: str, replay_class: str, local_steps: int) -> str:
-    """Return the key of the distances between results and replays of these classes."""
-    return f"{result_class} {replay_class} {local_steps}"
+_OF_STATES = " states"
+
+
+def distances_key(result_class: str, replay_class: str, local_steps: int, *, of_states: bool = False) -> str:
+    """Return the key of the distances between results and replays of these classes, or between their inner states."""
+    return f"{result_class} {replay_class} {local_steps}{_OF_STATES if of_states else ''}"
+
+
+def is_of_states(key: str) -> bool:
+    """Return whether a key is that of distances between inner states."""
+    return key.endswith(_OF_STATES)
 
 
 def tolerance_of(known: Distances | None) -> float:

@@ -174,7 +174,7 @@ def _price(local_steps: int, optimizer: OptimizerName) -> str:
 def _repeatable(local_steps: int, optimizer: OptimizerName) -> str:
     kept, reset = (MergeConfig(local_steps=local_steps, inner_state=state) for state in ("keep", "reset"))
     price = shown_loss(loss_factor(kept, reset, optimizer))
-    return f'inner_state = "reset"                   # so that a result can be computed again; a small model: {price}\n'
+    return f'inner_state = "reset"                   # a small model: {price}; "keep": clients upload what they keep\n'
 
 
 def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:

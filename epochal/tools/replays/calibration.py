@@ -20,6 +20,7 @@ from epochal.state.errors import InvalidInput, Refused
 from epochal.state.messages.replay_messages import MAX_DISTANCES, CalibrationReport
 from epochal.state.model.tensors import Tensors, layout_of
 from epochal.state.refusals import Refusal
+from epochal.state.replays.inner_states import InnerState, state_distance
 from epochal.state.replays.replay_distance import replay_distance
 from epochal.state.results import ResultHeader, decode_result, result_of
 from epochal.state.wire import Blake3
@@ -40,7 +41,30 @@ OTHER_PRECISION = {"float32": "bf16", "bf16": "float32"}
 
 Classes = tuple[str, str]
 """Those of a result and of its replay."""
-_Found = dict[tuple[str, str, int], list[float]]
+_Distances = list[tuple[Classes, float, float | None]]
+"""Those of pairs of repetitions, and of their inner states afterwards, where clients keep theirs."""
+
+
+class _Found:
+    """The distances by classes, number of local steps, and whether they are those of inner states."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[Classes, int, bool], list[float]] = defaultdict(list)
+
+    def add(self, local_steps: int, distances: _Distances) -> None:
+        """Add the distances of a piece of work."""
+        for classes, excess, state_excess in distances:
+            self._by_key[classes, local_steps, False].append(excess)
+            if state_excess is not None:
+                self._by_key[classes, local_steps, True].append(state_excess)
+
+    def reports(self) -> list[CalibrationReport]:
+        """Return them as they are reported."""
+        return [
+            CalibrationReport(*classes, local_steps, tuple(distances[start : start + MAX_DISTANCES]), of_states)
+            for (classes, local_steps, of_states), distances in sorted(self._by_key.items())
+            for start in range(0, len(distances), MAX_DISTANCES)
+        ]
 
 
 @dataclass(slots=True)
@@ -99,18 +123,16 @@ class Calibration:
             InvalidInput: the run has ended, and nothing can be repeated.
             DataError, TrainerFailed: a piece cannot be computed.
         """
-        found: _Found = defaultdict(list)
+        found = _Found()
         done = 0
         async for outcome, entry in self._pieces():
-            local_steps, distances = await self._distances(outcome, entry, varies=varies)
-            for (result_class, replay_class), distance in distances:
-                found[result_class, replay_class, local_steps].append(distance)
+            found.add(*await self._distances(outcome, entry, varies=varies))
             done += 1
             if done == count:
                 break
         if not done:
             raise InvalidInput("the run has ended, and keeps no round whose work can be repeated")
-        return _reports(found)
+        return found.reports()
 
     async def reports_of_round(self, step: int, *, varies: bool) -> list[CalibrationReport]:
         """Return the distances of one piece of a round's work; none if the round is not kept.
@@ -126,11 +148,9 @@ class Calibration:
         if not outcome.entries:
             return []
         entry = outcome.entries[step % len(outcome.entries)]
-        local_steps, distances = await self._distances(outcome, entry, varies=varies)
-        found: _Found = defaultdict(list)
-        for (result_class, replay_class), distance in distances:
-            found[result_class, replay_class, local_steps].append(distance)
-        return _reports(found)
+        found = _Found()
+        found.add(*await self._distances(outcome, entry, varies=varies))
+        return found.reports()
 
     async def _pieces(self) -> AsyncIterator[tuple[Outcome, OutcomeEntry]]:
         """Yield the kept rounds' pieces of work, the oldest first, and then those of every round that follows."""
@@ -152,36 +172,27 @@ class Calibration:
                 return
             await self._run.next()
 
-    async def _distances(
-        self, outcome: Outcome, entry: OutcomeEntry, *, varies: bool
-    ) -> tuple[int, list[tuple[Classes, float]]]:
+    async def _distances(self, outcome: Outcome, entry: OutcomeEntry, *, varies: bool) -> tuple[int, _Distances]:
         """Return the number of local steps, and the distances of a piece of work between all of its repetitions."""
         setup = self._run.setup_of(outcome.step)
         start = await self._replicas.at(outcome.step - 1, Blake3(outcome.replica_digest))
         work = WorkOfRound(outcome.step, entry.assignment, setup.cold_start_step)
         own = await self._trainers.of(setup)
         merge, precision = own.state.at(outcome.step).merge, own.computed.partition("/")[0]
-        computed: list[tuple[str, Tensors]] = []
+        computed: list[tuple[str, tuple[Tensors, InnerState]]] = []
         for other_precision, rows in _variants(precision, varies=varies):
             try:
                 replays = await self._trainers.of(setup, other_precision, rows)
             except InvalidInput as error:
                 log.info("class_not_computed_here", extra={"wanted": other_precision, "reason": error.message})
                 continue
-            computed.append((replays.computed, await replays.difference(work, start.replica)))
-        found = []
+            computed.append((replays.computed, await replays.worked(work, start.replica)))
+        found: _Distances = []
         for (result_class, result), (replay_class, replay) in itertools.permutations(computed, 2):
-            distance = await self._worker.run(partial(_excess, result, replay, merge))
-            found.append(((result_class, replay_class), distance))
+            distance = await self._worker.run(partial(_excess, result[0], replay[0], merge))
+            apart = state_distance(result[1], replay[1]) if own.state.reveals_inner_states else None
+            found.append(((result_class, replay_class), distance, apart))
         return merge.local_steps, found
-
-
-def _reports(found: _Found) -> list[CalibrationReport]:
-    return [
-        CalibrationReport(*key, tuple(distances[start : start + MAX_DISTANCES]))
-        for key, distances in sorted(found.items())
-        for start in range(0, len(distances), MAX_DISTANCES)
-    ]
 
 
 def _variants(precision: str, *, varies: bool) -> Iterable[tuple[str | None, int | None]]:

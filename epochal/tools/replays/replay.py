@@ -18,17 +18,18 @@ from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import EpochalError, InvalidInput
+from epochal.state.errors import EpochalError, InvalidInput, TrainerFailed
 from epochal.state.intervals import BatchId
 from epochal.state.messages.replay_messages import ReplayReport
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.model.replica import Replica
-from epochal.state.model.tensors import Buffer, Tensors
-from epochal.state.replays.replay_distance import ReplayDistance, check_comparable, replay_distance
+from epochal.state.model.tensors import Buffer, InvalidTensorFile, Tensors
+from epochal.state.replays.inner_states import NO_INNER_STATE, InnerState, parse_inner_state, state_distance
+from epochal.state.replays.replay_distance import MAX_DISTANCE, ReplayDistance, check_comparable, replay_distance
 from epochal.state.results import decode_result
 from epochal.state.wire import ClientId, Sha256
 from epochal.trainers.first_parameters import check_trainable
-from epochal.trainers.protocol import TrainedRound, Trainer
+from epochal.trainers.protocol import RevealsInnerState, TrainedRound, Trainer
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,7 @@ class Replay:
             account.
         took_ms: milliseconds that the replay took.
         tokens: of the work's samples, without padding; None if the trainer loads them and does not count them.
+        state_excess: how far the revealed last inner state is from the replay's; None where none was revealed.
     """
 
     distance: ReplayDistance
@@ -67,13 +69,31 @@ class Replay:
     replay_class: str
     took_ms: int
     tokens: int | None
+    state_excess: float | None = None
 
     def report(self, step: int, client_id: ClientId, result_sha256: Sha256) -> ReplayReport:
         """Return it as a verifier reports it."""
         far, classes = self.distance, (self.result_class, self.replay_class)
-        return ReplayReport(
-            step, client_id, result_sha256, far.excess, far.norm_ratio, far.cosine, *classes, self.took_ms, self.tokens
-        )
+        distances = far.excess, far.norm_ratio, far.cosine
+        of_work = self.tokens, self.state_excess
+        return ReplayReport(step, client_id, result_sha256, *distances, *classes, self.took_ms, *of_work)
+
+
+@dataclass(frozen=True, slots=True)
+class RevealedFiles:
+    """The files of a round's inner states.
+
+    Attributes:
+        begin: None for a fresh state.
+        end: None if it is not to be compared.
+    """
+
+    begin: Buffer | None
+    end: Buffer | None
+
+
+UNUSABLE = ReplayDistance(MAX_DISTANCE, 0.0, 0.0)
+"""The distance of a result whose inner states are no states, or cannot be trained from: its client's fault alone."""
 
 
 class Replays:
@@ -119,8 +139,10 @@ class Replays:
                 "token size, sequence length or shuffle; allowed as --data: a copy of the run's, such as its data.toml"
             )
 
-    async def difference(self, work: WorkOfRound, start: Replica) -> Tensors:
-        """Return `start − end` of every parameter after a client's local steps, as its trainer has it: not encoded.
+    async def worked(self, work: WorkOfRound, start: Replica) -> tuple[Tensors, InnerState]:
+        """Return `start − end` of every parameter after a client's local steps, not encoded, and the inner state then.
+
+        The work begins with a fresh state.
 
         Args:
             work: the client's.
@@ -131,14 +153,19 @@ class Replays:
             TrainerFailed: they cannot be trained on.
             InvalidDocument: the replica is not the run's model.
         """
-        return (await self._trained(work, start)).difference
+        trained, state = await self._trained(work, start)
+        return trained.difference, state
 
-    async def _trained(self, work: WorkOfRound, start: Replica) -> TrainedRound:
+    async def _trained(
+        self, work: WorkOfRound, start: Replica, begin: InnerState = NO_INNER_STATE
+    ) -> tuple[TrainedRound, InnerState]:
         if start.step != work.step - 1:
             raise InvalidInput(f"work of step {work.step} begins with replica {work.step - 1}, not {start.step}")
         await self._worker.run(partial(check_trainable, self._access.spec, start))
-        trainer = self._trainer
+        trainer, state = self._trainer, NO_INNER_STATE
         try:
+            if isinstance(trainer, RevealsInnerState):
+                trainer.adopt_inner_state(begin)
             async with asyncio.TaskGroup() as group:
                 receiver = self._fetcher.fetch_data(() if trainer.loads_data else work.assignment, group)
                 batches: AssignedBatches = receiver
@@ -148,24 +175,29 @@ class Replays:
                     trained = await trainer.train(work.plan(self.state), start.parameters, batches)
                 finally:
                     receiver.close()
+            if isinstance(trainer, RevealsInnerState):
+                state = trainer.inner_state
         except BaseExceptionGroup as errors:
             raise first_error(errors, EpochalError) from None
         finally:
             trainer.roll_back_inner_state()
-        return trained if trainer.loads_data else replace(trained, sample_tokens=batches.token_count)
+        return (trained if trainer.loads_data else replace(trained, sample_tokens=batches.token_count)), state
 
-    async def replay(self, work: WorkOfRound, start: Replica, result: Buffer) -> Replay:
+    async def replay(
+        self, work: WorkOfRound, start: Replica, result: Buffer, states: RevealedFiles | None = None
+    ) -> Replay:
         """Compute a client's work again, and return how far its result is from that.
 
         Args:
             work: the client's.
             start: replica `work.step − 1`.
             result: the bytes of the client's result, which the run has accepted.
+            states: the inner states that its client has revealed; None where clients keep none.
 
         Raises:
             InvalidInput: the result began from another start than a replica (`merge.delay`).
             InvalidResult: the bytes are no result.
-            DataError, TrainerFailed, InvalidDocument: as `difference`.
+            DataError, TrainerFailed, InvalidDocument: as `worked`.
         """
         header, found = decode_result(result, start.layout)
         check_comparable(self.state.at(work.step).merge.codec_name)
@@ -175,10 +207,41 @@ class Replays:
                 "(merge.delay); only those that began with a replica can be computed again"
             )
         began_s = self._now_s()
-        trained = await self._trained(work, start)
+        try:
+            begin, end = await self._worker.run(partial(_parsed, states))
+            trained, state = await self._begun(work, start, begin)
+        except _Unusable:
+            took_ms = milliseconds(self._now_s() - began_s)
+            return Replay(UNUSABLE, header.computed, self.computed, took_ms, None, MAX_DISTANCE)
         took_ms = milliseconds(self._now_s() - began_s)
         distance = await self._worker.run(partial(replay_distance, found, trained.difference, self.state.merge.max_abs))
-        return Replay(distance, header.computed, self.computed, took_ms, trained.sample_tokens)
+        apart = None if end is None else await self._worker.run(partial(state_distance, end, state))
+        return Replay(distance, header.computed, self.computed, took_ms, trained.sample_tokens, apart)
+
+    async def _begun(self, work: WorkOfRound, start: Replica, begin: InnerState) -> tuple[TrainedRound, InnerState]:
+        """Return what work leads to from a revealed state. Raise `_Unusable` if that is why it cannot be trained."""
+        try:
+            return await self._trained(work, start, begin)
+        except TrainerFailed as error:
+            if begin is NO_INNER_STATE:
+                raise
+            await self._trained(work, start)  # fails likewise, unless the state is at fault
+            raise _Unusable from error
+
+
+class _Unusable(Exception):
+    """Raised where a revealed state is no state of the run's model; never reaches a caller."""
+
+
+def _parsed(states: RevealedFiles | None) -> tuple[InnerState, InnerState | None]:
+    """Return the states in files, the first one fresh if there is none. Raise `_Unusable` if one cannot be read."""
+    if states is None:
+        return NO_INNER_STATE, None
+    try:
+        begin = NO_INNER_STATE if states.begin is None else parse_inner_state(states.begin)
+        return begin, None if states.end is None else parse_inner_state(states.end)
+    except InvalidTensorFile as error:
+        raise _Unusable from error
 
 
 def no_ticket() -> str:

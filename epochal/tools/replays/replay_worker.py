@@ -38,6 +38,7 @@ from epochal.state.messages.replay_messages import (
     ScoreReport,
 )
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.messages.state_messages import StateBlob
 from epochal.state.refusals import Refusal
 from epochal.state.text.amounts import counted
 from epochal.state.weights import number_of
@@ -47,7 +48,7 @@ from epochal.tools.evaluate.losses import EvaluationOptions, HeldOutLosses, Loss
 from epochal.tools.replays.calibration import Calibration, CalibrationSchedule
 from epochal.tools.replays.opened_trainers import OpenedTrainers, Opening
 from epochal.tools.replays.past_replicas import PastReplicas
-from epochal.tools.replays.replay import Replay, WorkOfRound
+from epochal.tools.replays.replay import Replay, RevealedFiles, WorkOfRound
 from epochal.tools.replays.result_scores import Scores
 from epochal.tools.replays.session import FollowedRun, RepeatedRequests, RoundSetup
 
@@ -113,8 +114,9 @@ class ReplayWorker:
         self._schedule.begin(step, local_steps, count)
 
     def _say_calibrated(self, report: CalibrationReport) -> None:
+        of = "inner states after " if report.of_states else ""
         self._say(
-            f"{report.result_class} by {report.replay_class}: {len(report.distances)} repetitions of "
+            f"{report.result_class} by {report.replay_class}: {of}{len(report.distances)} repetitions of "
             f"{counted(report.local_steps, 'local step')}, up to {max(report.distances):.4f} apart"
         )
 
@@ -194,8 +196,10 @@ class ReplayWorker:
                 self._say(f"{of}: {worth} the held-out loss by {abs(found.gain):.3g} ({found.took_ms / 1000:.1f} s)")
                 await self._requests.repeated(self._client.report_score, found)
                 return
+            of_state = "" if found.state_excess is None else f", inner state {found.state_excess:.4f} away"
             self._say(
-                f"{of}: excess distance {found.excess:.4f}, length × {found.norm_ratio:.3f}, cosine {found.cosine:.4f} "
+                f"{of}: excess distance {found.excess:.4f}{of_state}, length × {found.norm_ratio:.3f}, "
+                f"cosine {found.cosine:.4f} "
                 f"({found.result_class} by {found.replay_class}, {found.took_ms / 1000:.1f} s)"
             )
             await self._requests.repeated(self._client.report_replay, found)
@@ -214,6 +218,7 @@ class ReplayWorker:
             start = await self._parts.replicas.at(leased.step - 1, Blake3(leased.replica_digest))
             sha256 = Sha256(leased.result_sha256)
             file = await self._exchange.fetch(sha256, leased.size_bytes)
+            states = await self._states_of(leased)
         except (Refused, InvalidInput, Diverged, SpoolFull) as error:
             if isinstance(error, Refused) and error.kind is not Refusal.NOT_FOUND:
                 raise
@@ -225,7 +230,7 @@ class ReplayWorker:
                 return await self._parts.scores.score(start.replica, file.view(), client_id, factor)
             replays = await self._parts.trainers.wanted(setup, leased.wanted)
             work = WorkOfRound(leased.step, leased.assignment, setup.cold_start_step)
-            found: Replay = await replays.replay(work, start.replica, file.view())
+            found: Replay = await replays.replay(work, start.replica, file.view(), states)
         except DataError as error:
             return failure("data", error)
         except InvalidDocument as error:
@@ -234,7 +239,18 @@ class ReplayWorker:
             return failure("trainer", error)
         finally:
             self._exchange.forget([sha256])
+            self._exchange.forget(Sha256(one.sha256) for one in _state_files(leased))
         return found.report(leased.step, client_id, sha256)
+
+    async def _states_of(self, leased: LeasedReplay) -> RevealedFiles | None:
+        """Return the inner states that a result's client has revealed; None where clients keep none."""
+        if leased.states is None:
+            return None
+        held = {
+            one: (await self._exchange.fetch(Sha256(one.sha256), one.size_bytes)).view() for one in _state_files(leased)
+        }
+        begin = leased.states.begin
+        return RevealedFiles(None if begin is None else held[begin], held[leased.states.end])
 
     async def _factor_of(self, leased: LeasedReplay) -> float:
         """Return the factor of a result's weight in the merge; 1 for one that was not merged, as an exam."""
@@ -245,6 +261,10 @@ class ReplayWorker:
                 raise
             return 1.0
         return next((number_of(one.factor) for one in outcome.entries if one.client_id == leased.client_id), 1.0)
+
+
+def _state_files(leased: LeasedReplay) -> tuple[StateBlob, ...]:
+    return () if leased.states is None else leased.states.files()
 
 
 @dataclass(frozen=True, slots=True)

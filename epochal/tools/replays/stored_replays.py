@@ -12,6 +12,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.proof.backup import last_of
 from epochal.coordinator.proof.recompute import blob_of, replicas
 from epochal.coordinator.store.open import open_store_reader
+from epochal.coordinator.store.store import StoreReader
 from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.runtime.long_work import long_work
 from epochal.state.documents import Outcome, OutcomeEntry
@@ -19,7 +20,7 @@ from epochal.state.errors import DataError, InvalidInput, StoreFailed, TrainerFa
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.model.tensors import Buffer
 from epochal.state.wire import Sha256, sha256_hex
-from epochal.tools.replays.replay import Replays, WorkOfRound, no_ticket, opened_replays
+from epochal.tools.replays.replay import Replays, RevealedFiles, WorkOfRound, no_ticket, opened_replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,12 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
                         raise StoreFailed(f"replica {replica.step} recomputes to another digest than was attested")
                     for entry in drawn[step]:
                         data = await blob_of(store.blobs, Sha256(entry.result_sha256))
-                        found.append(await _compared(run, replays, entry, replica, data))
+                        try:
+                            states = await _revealed(run, store, step, entry)
+                        except _Unrevealed as error:
+                            found.append(StoredReplay(step, entry.client_id, obstacle=str(error)))
+                        else:
+                            found.append(await _compared(run, replays, entry, replica, (data, states)))
                         work.advance()
     return found
 
@@ -101,11 +107,36 @@ def _drawn(kept: list[Outcome], count: int, seed: int) -> dict[int, list[Outcome
     return drawn
 
 
-async def _compared(run: Run, replays: Replays, entry: OutcomeEntry, start: Replica, result: Buffer) -> StoredReplay:
+class _Unrevealed(Exception):
+    """Raised where the inner state with which a result's round began is not kept; never reaches a caller."""
+
+
+async def _revealed(run: Run, store: StoreReader, step: int, entry: OutcomeEntry) -> RevealedFiles | None:
+    """Return the inner states of a result that are kept; None in a run whose clients keep none.
+
+    Raises:
+        _Unrevealed: the result did not begin fresh, as far as is known, and its client was not asked for its states.
+    """
+    if not run.identity.state_file.at(step).reveals_inner_states:
+        return None
+    for one in run.members.verification.kept():
+        if (one.step, one.client_id) == (step, entry.client_id) and one.states is not None and not one.awaited:
+            begin, end = one.states.begin, one.states.end
+            began = None if begin is None else await blob_of(store.blobs, Sha256(begin.sha256))
+            return RevealedFiles(began, await blob_of(store.blobs, Sha256(end.sha256)))
+    counted = run.members.trust_of(entry.client_id).counted
+    if counted is not None and counted.step == step and counted.states.begin is None:
+        return RevealedFiles(None, None)
+    raise _Unrevealed("its client keeps its inner state, and no state of this round is kept in the run's store")
+
+
+async def _compared(
+    run: Run, replays: Replays, entry: OutcomeEntry, start: Replica, of_client: tuple[Buffer, RevealedFiles | None]
+) -> StoredReplay:
     step = start.step + 1
     work = WorkOfRound(step, entry.assignment, run.models.cold_start_step)
     try:
-        found = await replays.replay(work, start, result)
+        found = await replays.replay(work, start, *of_client)
     except (DataError, TrainerFailed, InvalidInput) as error:
         return StoredReplay(step, entry.client_id, obstacle=error.message)
     far, classes = found.distance, (found.result_class, found.replay_class)

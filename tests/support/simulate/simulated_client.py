@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from epochal.coordinator_client.client_key import ClientKey
@@ -44,6 +45,7 @@ class ClientSpec:
     Attributes:
         open_trainer: opens its trainer; None for the one named `trainer`.
         saw: called with every event.
+        spool_folder: of its files, those included that it finds when it starts again.
     """
 
     trainer: str = "null"
@@ -53,6 +55,7 @@ class ClientSpec:
     reconnect_bound_s: float = 3600.0
     capabilities: Capabilities = field(default_factory=lambda: Capabilities(codecs=SPOKEN))
     saw: Callable[[Event], None] | None = None
+    spool_folder: Path = SPOOL_PARENT
 
 
 @dataclass(eq=False)
@@ -105,7 +108,7 @@ def simulated_client(api: ForwardedApi, number: int, link: Link, spec: ClientSpe
         open_provider=spec.open_provider,
         open_trainer=open_any_trainer,
         observer=observe,
-        spool_folder=SPOOL_PARENT,
+        spool_folder=spec.spool_folder,
         permissions=Permissions.of_volunteer(),
     )
     agent = Agent(api, ClientProfile(key_of(number), spec.capabilities), dependencies)

@@ -15,15 +15,16 @@ from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import TrainerFailed, Unsupported
 from epochal.state.merging import OuterStep, UnsoundArithmetic, merge
 from epochal.state.model.replica import first_replica, replica_digest
-from epochal.state.model.tensors import Tensors
+from epochal.state.model.tensors import Tensors, layout_of
+from epochal.state.replays.inner_states import inner_state_size_bound, inner_state_stream, parse_inner_state
 from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes
-from epochal.trainers.protocol import TrainedRound, Trainer
+from epochal.trainers.protocol import RevealsInnerState, TrainedRound, Trainer
 from epochal.trainers.registry import TrainerOptions, open_trainer
 from epochal.trainers.torch.torch_options import TorchOptions
 from tests.support.data.spooled import SPOOL_PARENT
 from tests.support.data.states import state_file
 from tests.support.heavy import need_module
-from tests.support.models.local_training import SEED, arriving, bytes_of, plan_of, sequences_of
+from tests.support.models.local_training import ADAMW, MUON, SEED, arriving, bytes_of, plan_of, sequences_of
 from tests.support.models.tiny_llama import LLAMA_SPEC, LLAMA_STATE, plain_llama, plain_loss
 
 LENGTHS = (9, 4, 30, 2, 17, 20)
@@ -225,3 +226,21 @@ def test_pair_of_trainer_and_architecture_that_is_wrong_is_refused(
     file = state_file(**state)
     with pytest.raises(Unsupported, match=message):
         open_trainer(trainer, file, file.model.LLM.spec, InlineWorker())
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+async def test_torch_round_is_repeated_from_a_state_that_was_revealed(optimizer: str) -> None:
+    chosen = {optimizer: (ADAMW if optimizer == "AdamW" else MUON).model_dump(mode="json")}
+    trainer, verifier = (torch_trainer(model__LLM__optimizer=chosen) for _ in range(2))
+    assert isinstance(trainer, RevealsInnerState)
+    assert isinstance(verifier, RevealsInnerState)
+    start, files, rounds = await start_of(trainer), [], []
+    for _ in range(2):
+        rounds.append((await trainer.train(plan_of(6, 3, RATE), start, arriving(sequences_of(*LENGTHS)))).difference)
+        trainer.commit_inner_state()
+        files.append(inner_state_stream(trainer.inner_state).to_bytes())
+    verifier.adopt_inner_state(parse_inner_state(files[0]))
+    again = await verifier.train(plan_of(6, 3, RATE), start, arriving(sequences_of(*LENGTHS)))
+    assert bytes_of(again.difference) == bytes_of(rounds[1]) != bytes_of(rounds[0])
+    assert inner_state_stream(verifier.inner_state).to_bytes() == files[1]
+    assert len(files[1]) <= inner_state_size_bound(layout_of(start))

@@ -80,7 +80,12 @@ async def test_client_that_copies_another_is_flagged_where_results_are_verified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The fourth one sends what the third one does; who of the two copied, nobody can say but a replay."""
-    state = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0, verify={"percent": 1})
+    state = state_file(
+        config__waiting_for_members_extra_time=0.001,
+        merge__norm_limit=0.0,
+        verify={"percent": 1},
+        merge__inner_state="reset",
+    )
     async with served(state) as coordinator:
         service, clients = coordinator.service, await training(coordinator, 4)
         values = np.eye(6, dtype=np.float32).reshape(6, 2, 3)
@@ -149,7 +154,7 @@ async def test_coordinator_killed_before_its_update_makes_it_when_it_is_back(see
 
 
 def test_exam_is_never_in_the_sum() -> None:
-    driver = in_round(1, 2, verify={}, config__total_steps=100)
+    driver = in_round(1, 2, verify={}, merge__inner_state="reset", config__total_steps=100)
     driver.play_round()
     driver.join(3)
     driver.ready(member(3))

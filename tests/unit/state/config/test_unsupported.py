@@ -63,7 +63,6 @@ def test_everything_unsupported_is_named_at_once() -> None:
         ensure_supported(state, "runs/state.toml")
     assert str(caught.value).startswith("runs/state.toml: not supported yet\n")
     assert [mistake.path for mistake in caught.value.mistakes] == [
-        "merge.inner_state",
         "merge.error_feedback",
         "merge.delay",
         "merge.local_steps",
@@ -180,12 +179,13 @@ def test_hugging_face_model_without_a_config_is_refused_by_name(overrides: dict[
 
 def test_what_cannot_be_repeated_is_supported_where_nothing_is_verified() -> None:
     ensure_supported(state_file(merge__local_steps=101, merge__error_feedback=True, merge__delay=1), "state.toml")
-    ensure_supported(state_file(verify={"percent": 10}, merge__inner_state="reset"), "state.toml")
+    for inner_state in ("keep", "reset"):
+        ensure_supported(state_file(verify={"percent": 10}, merge__inner_state=inner_state), "state.toml")
 
 
 def test_line_that_makes_work_repeatable_is_named_with_its_reason() -> None:
     with pytest.raises(Unsupported) as caught:
-        ensure_supported(state_file(verify={}), "state.toml")
+        ensure_supported(state_file(verify={}, merge__delay=1), "state.toml")
     (mistake,) = caught.value.mistakes
-    assert (mistake.path, mistake.value) == ("merge.inner_state", '"keep"')
-    assert mistake.allowed.startswith('`inner_state = "reset"` where there is a `[verify]`: what clients keep')
+    assert (mistake.path, mistake.value) == ("merge.delay", "1")
+    assert mistake.allowed.startswith("`delay = 0` where there is a `[verify]`: replays begin")

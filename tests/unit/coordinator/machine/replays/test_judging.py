@@ -47,7 +47,7 @@ T = TypeVar("T")
 
 def verified(*numbers: int, percent: int = 5, within: int = 8, verify_by: str = "replays", **overrides: Any) -> Driver:
     """Return a driver in the first round of a run whose results are verified, long enough for every test."""
-    long = {"config__total_steps": 500, "config__epoch_time": 1e6} | overrides
+    long = {"config__total_steps": 500, "config__epoch_time": 1e6, "merge__inner_state": "reset"} | overrides
     return in_round(*numbers, verify={"by": verify_by, "percent": percent, "within": within}, **long)
 
 
@@ -453,6 +453,7 @@ def test_waiting_result_of_a_convicted_client_is_void() -> None:
 
 def test_those_with_the_same_invitation_are_replayed_until_enough_passed() -> None:
     fields = {"access__mode": "invitations", "config__total_steps": 500, "config__epoch_time": 1e6, "verify": {}}
+    fields |= {"merge__inner_state": "reset"}
     driver = Driver(state_file(**fields))
     for code, numbers in (("one", (1,)), ("other", (2, 3))):
         driver.send(stimuli.InvitationMade(digest_of(code), len(numbers), None))
