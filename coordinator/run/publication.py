@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.run_identity import config_json
+from epochal.coordinator.machine.replays.reveals import with_challenges
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.long_polls import Reader
 from epochal.coordinator.run.own_outcomes import OwnOutcomes
@@ -201,6 +202,8 @@ class Readers:
         outcome, sha256 = self.run.models.outcomes.get(document.step - 1), document.last_outcome_sha256
         if outcome is None or sha256 is None or document.version != self.published.version:
             return None
+        if self.run.state_file.reveals_inner_states:
+            return canonical_json(with_challenges(self.run, self.own_outcomes.of(outcome, client_id), client_id))
         return self.own_outcomes.encoded(outcome, Sha256(sha256), client_id)
 
     def immutable(self, sha256: Sha256) -> bytes | None:

@@ -9,6 +9,7 @@ fresh; who does so twice running is ejected. Nothing waits for a state.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 
 from epochal.coordinator.machine import membership
 from epochal.coordinator.machine.instructions import Instruction, StateWithheld
@@ -26,6 +27,8 @@ from epochal.state.messages.state_messages import InnerStates, StateBlob
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 
+MAX_CHALLENGED = 16
+"""Maximum number of inner states that a client is asked for at a time, the oldest first: they travel in a header."""
 WITHHELD_TO_EJECT = 2
 """Number of results running of which a client does not reveal the states, and is ejected."""
 
@@ -76,7 +79,8 @@ def with_challenges(run: Run, own: OwnOutcome, client_id: ClientId) -> OwnOutcom
     if not run.state_file.reveals_inner_states:
         return own
     counted = run.members.trust_of(client_id).counted
-    challenged = tuple(dict.fromkeys(file.sha256 for file in challenges_of(run, client_id)))
+    wanted = dict.fromkeys(file.sha256 for file in challenges_of(run, client_id))
+    challenged = tuple(islice(wanted, MAX_CHALLENGED))
     return replace(own, state_sha256=None if counted is None else counted.states.end.sha256, challenged=challenged)
 
 

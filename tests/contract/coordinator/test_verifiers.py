@@ -8,10 +8,14 @@ import pytest
 from epochal.coordinator import handlers
 from epochal.coordinator.auth.request_rates import REPLAYS
 from epochal.coordinator_client.http import CoordinatorClient
+from epochal.state.documents import OWN_OUTCOME_HEADER, OwnOutcome
 from epochal.state.errors import Refused
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
+from epochal.state.messages.requests import Attestation
+from epochal.state.messages.state_messages import InnerStates, StateBlob
+from epochal.state.model.replica import replica_digest
 from epochal.state.refusals import Refusal
-from epochal.state.wire import ClientId, sha256_hex
+from epochal.state.wire import ClientId, parse_document, sha256_hex
 from tests.support.data.states import state_file
 from tests.support.drive.served import ADMIN, DIFFERENCE, REPLICA, Served, WireClient, problem, served, training
 
@@ -114,3 +118,34 @@ async def test_verifiers_that_are_present_are_counted() -> None:
         assert "\nepochal_coordinator_verifiers 0.0" in (await run.http.get("/metrics")).text
         assert await (await verifier_of(run)).lease_replay(0.0) is None
         assert "\nepochal_coordinator_verifiers 1.0" in (await run.http.get("/metrics")).text
+
+
+async def test_member_is_asked_for_its_states_with_the_document_and_reveals_them() -> None:
+    async with served(state_file(**VERIFIED | {"merge__inner_state": "keep"})) as run:
+        members, states = await training(run), dict[str, bytes]()
+        current = run.service.run.round
+        assert current is not None
+        for member in members:
+            result = member.result(REPLICA, DIFFERENCE)
+            state = states[member.client_id] = f"a state of {member.client_id}".encode()
+            named = InnerStates(None, StateBlob(sha256_hex(state), len(state)))
+            assert problem(await member.send("POST", "/results", member.commitment(result))) == "result-invalid"
+            await member.send("POST", "/results", replace(member.commitment(result), states=named))
+            assert problem(await member.put_blob(state)) == "not-committed"
+            assert (await member.put_blob(result)).status_code == 201
+        attestation = Attestation(1, current.number.attempt, replica_digest(REPLICA), "3")
+        for member in members:
+            await member.send("POST", f"{run.run_url}/attestations", attestation)
+        verifier = await verifier_of(run)
+        assert await verifier.lease_replay(0.0) is None
+        for member in members:
+            document = await member.send("GET", run.run_url)
+            own = parse_document(OwnOutcome, document.headers[OWN_OUTCOME_HEADER])
+            digest = sha256_hex(states[member.client_id])
+            assert (own.state_sha256, own.challenged) == (digest, (digest,))
+            assert (await member.put_blob(states[member.client_id])).status_code == 201
+            asked = await member.send("GET", f"{run.run_url}/rounds/1/outcome/mine")
+            assert parse_document(OwnOutcome, asked.content).challenged == ()
+            leased = await verifier.lease_replay(0.0)
+            assert leased is not None
+            assert leased.states == InnerStates(None, StateBlob(digest, len(states[member.client_id])))
