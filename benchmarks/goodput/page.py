@@ -47,7 +47,8 @@ NOTES = (
     f"scaled so that a round takes about {reference_rows.ROUND_S:g} s; round trips are not, and weigh more here. There "
     "are no checkpoints. Where processors were busy, the row measured the machine.",
     f"**B** has {len(speed_rows.MACHINES)} clients of speeds 1 : 2 : 4 : 8 behind links of 10 to 1000 Mbit/s, with "
-    f"`max_share = 1`. With equal shares (`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
+    f"`max_share = 1`. A minute's training takes {speed_rows.IDEAL_S:g} s here. With equal shares "
+    f"(`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
     "**C** counts all that a client's relay passes to it; rounds and memory are measured without relays. **Gap** "
     "(`python -m benchmarks goodput-gap`) is the time from the last verified result of a round to the first local step "
     f"of the next one. In **E** {churn_rows.CLIENTS} clients come and go, with a mean stay of "

@@ -34,7 +34,7 @@ MAX_ADVICE = 2
 """Number of changes that are taken, one after the other, each the most effective one of the plan with those before."""
 SMALL = NgramConfig(context=2, embedding=64, hidden=1200)
 """Its results are larger than what travels with its announcement, or in a bundle."""
-SAMPLES = 4
+SAMPLES = 16
 """Batches of a client in a scaled round."""
 SEQUENCE = 64
 _SETTING = re.compile(r"\[(\w+)\]|\b([a-z]\w*) = (\"[^\"]*\"|true|false|\d+(?:\.\d+)?)")

@@ -17,11 +17,12 @@ from benchmarks.goodput.shaped_run import Line, ShapedRun, run_text, shaped_run
 from benchmarks.goodput.training_time import Span, mean_part
 
 PARAMETERS = 25_000_000
-TIME_SCALE = 20.0
+TIME_SCALE = 6.0
+"""What a round of a minute's training is divided by; round trips and processors' work are not, and weigh more here."""
 MACHINES = ((1, 1000), (1, 19.3), (2, 139), (2, 10), (4, 518), (4, 37.3), (8, 72), (8, 268))
 """Speed and link (Mbit/s, both ways) of each client."""
-BATCHES = 240
-IDEAL_S = 3.0
+BATCHES = 960
+IDEAL_S = 60 / TIME_SCALE
 """Time of a round's training if all machines were busy all the time."""
 ROUND_TRIP_S = 0.04
 SETTLED, ROUNDS = 11, 3
@@ -51,6 +52,16 @@ def alone_per_s() -> float:
     return sum(1 / line.batch_s for line in lines())
 
 
+def links_allow(result_bytes: float, update_bytes: float) -> float:
+    """Return the part of `alone_per_s` that is reached if nothing but training and each client's own bytes takes time.
+
+    With all ending together, a round is longer than `IDEAL_S` by the mean time of the bytes, weighted by the speeds.
+    """
+    bytes_s = [result_bytes / line.up_bytes_per_s + update_bytes / line.down_bytes_per_s for line in lines()]
+    lost = sum(time_s / line.batch_s for time_s, line in zip(bytes_s, lines(), strict=True))
+    return IDEAL_S / (IDEAL_S + lost / alone_per_s())
+
+
 def state(max_share: float) -> str:
     """Return the run's state file, with this largest part of a round for one client."""
     overrides: dict[str, Any] = {
@@ -59,7 +70,7 @@ def state(max_share: float) -> str:
         "config__global_batch_size_start": BATCHES,
         "config__global_batch_size_end": BATCHES,
         "config__max_share": max_share,
-        "config__max_round_train_time": 60,
+        "config__max_round_train_time": 120,
         "model__LLM__max_seq_len": SEQUENCE,
         "model__LLM__ngram": SMALL.model_dump(),
         "merge__codec": "int4",
@@ -108,6 +119,7 @@ async def measure(folder: Path) -> list[Figure]:
     path.write_text(state(1.0), encoding="utf-8")
     planned = await reference.planned(path, *map(clients_text, lines()))
     planned_part = 100 * float(planned.plan["tokens_per_s"]) / (SEQUENCE * alone_per_s())
+    allowed = links_allow(*(planned.plan["sizes"][f"{name}_bytes"] for name in ("result", "update")))
     found = await measured(folder, 1.0, SETTLED, ROUNDS)
     equal = await measured(folder, 1 / len(MACHINES), EQUAL_FIRST, EQUAL_ROUNDS)
     name, of = "B", "% of their sum alone"
@@ -120,6 +132,7 @@ async def measure(folder: Path) -> list[Figure]:
             f"{name}: the same, planned",
             *(100 * found.speed_part, of, "plan ≤ 20 % off", planned_part, "`epochal plan`", 1),
         ),
+        Figure(f"{name}: what training and the links' bytes allow", 100 * allowed, of, digits=1),
         Figure(
             f"{name}: clients' time that is training",
             *(100 * found.busy_part, "%", "≥ 90 %", 100 * equal.busy_part, "equal shares, the same machines", 1),

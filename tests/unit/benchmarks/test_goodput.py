@@ -143,6 +143,14 @@ def test_machines_alone_train_a_round_in_the_ideal_time() -> None:
     assert speed_rows.BATCHES / speed_rows.alone_per_s() == pytest.approx(speed_rows.IDEAL_S)
 
 
+def test_links_allow_what_is_left_beside_the_bytes() -> None:
+    assert speed_rows.links_allow(0, 0) == 1
+    slowest_s = 1e6 / min(line.up_bytes_per_s for line in speed_rows.lines())
+    allowed = speed_rows.links_allow(1e6, 0)
+    assert speed_rows.IDEAL_S / (speed_rows.IDEAL_S + slowest_s) < allowed < 1
+    assert speed_rows.links_allow(0, 1e6) == pytest.approx(allowed), "links are alike both ways"
+
+
 def test_machines_are_read_by_the_planner_as_they_are() -> None:
     for line in speed_rows.lines():
         group = parse_clients(speed_rows.clients_text(line))
