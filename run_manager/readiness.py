@@ -1,7 +1,8 @@
 """Reports to the coordinator that this client holds the replica and the data.
 
 The rule kept here: a client reports once per Warmup and once per session, because each of them makes the coordinator
-forget earlier reports; a client that is not in the roster also reports once per round. It does so when it can train.
+forget earlier reports; a client that is not in the roster also reports once per round. It does so when it can train: a
+new one that was promised work (`merge.delay`) before it does this work.
 """
 
 import asyncio
@@ -34,6 +35,7 @@ class Readiness:
 
     Attributes:
         has_lost_run_data: whether the run was on this client's data before its newest document, and is not any more.
+        is_new: whether this client has not been ready yet.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Readiness:
         self._last_round: RoundHead | None = None
         self._is_on_my_data = False
         self.has_lost_run_data = False
+        self.is_new = True
         self._warned: str | None = None
         self._observer = observer
         self._reported: tuple[int, str] | None = None
@@ -110,7 +113,7 @@ class Readiness:
                     if self._keeper.held is held:
                         self._keeper.distrust(refusal.message)
                     continue
-                self._reported = reported
+                self._reported, self.is_new = reported, False
                 self._warned = None
                 self._observer(BecameReady(held.step))
 

@@ -5,8 +5,9 @@ Suspected batches (`coordinator/machine/blame.py`) go to one client each, then c
 With `merge.delay` the work of the next round is drawn as a round begins, and promised to its clients, which train for
 it as soon as their own results are ready. It takes no batch from the run before its round begins, and has no suspects,
 so that it can be dropped without a trace: if the round before is void, if the epoch ends, or if too few of its clients
-are left. Members that have left keep their part, whose batches return without a miss; newcomers take part in the round
-after it. Those that are not proven get their part only as their round begins.
+are left. Members that have left keep their part, whose batches return without a miss. Members that have joined lately
+and are not ready yet get a newcomer's part, so that they need not wait for the promise after the next one; if they are
+not ready as their round begins, it returns too. Those that are not proven get their part only as their round begins.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,15 @@ from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.commands.planned_changes import mixed
 from epochal.coordinator.machine.pace import elapsed_s
+from epochal.coordinator.machine.parts.conduct import earned_by
 from epochal.coordinator.machine.parts.held_results import HeldResults
+from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.planned_ahead import Ahead, EagerStarts, PromisedRound
 from epochal.coordinator.machine.parts.round import NO_ARRIVALS, MessageTimes, Round, RoundNumber
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
+from epochal.coordinator.machine.round_conduct import earned_in
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
@@ -27,6 +31,9 @@ from epochal.state.intervals import BatchId, subtract, take_positions, total_bat
 from epochal.state.schedule import InnerSchedule, global_batch_size
 from epochal.state.weights import UsualNorm
 from epochal.state.wire import Blake3, ClientId, Seed, Sha256, document_digest
+
+STEPS_TO_GET_READY = 2
+"""Number of steps after that of its join for which a member that is not ready is promised a part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +129,54 @@ def _tasks(run: Run, planned: PlannedWork, seed: Seed, starts: EagerStarts | Non
 
 
 def _promise(run: Run, current: Round) -> Ahead | None:
-    """Return the next round, if one will follow that can be drawn now; its clients are those that are ready now.
+    """Return the next round, if one will follow that can be drawn now.
+
+    Its clients are those that are ready now, and those that may be then.
 
     Args:
         run: in the round that has just begun; whatever is due of it is not carried.
         current: that round.
     """
     after = run.with_parts(replace(run.progress, step=run.progress.step + 1))
-    ready = [Sharing.of(member, run.state_file.verify) for member in run.ready_members()]
+    ready = [_as_expected(run, current, member) for member in run.ready_members()]
     if (
         after.progress.step > run.last_step
         or run.progress.pause_pending
         or _due(after.work, after.progress.step, len(ready), draining=False)
     ):
         return None
-    planned = plan_work_for(after, ready, current.tasks.seed)
+    planned = plan_work_for(after, [*ready, *_getting_ready(run, ready)], current.tasks.seed)
     return named_ahead(current, planned, is_promised=True) if planned.work.intervals() else None
+
+
+def _as_expected(run: Run, current: Round, member: Member) -> Sharing:
+    """Return a client as it is once its part of the round that has just begun is applied, unless it has missed others.
+
+    Otherwise its bound would be that of two rounds before the promised one, and grow every second round.
+    """
+    verify, awaiting = run.state_file.verify, run.members.verification.awaiting()
+    one, given = Sharing.of(member, verify), current.tasks.plan.assignments.get(member.client_id)
+    if not given or not one.is_proven or member.conduct.missed:
+        return one
+    earned = earned_by(total_batches(given))
+    if verify is not None:
+        earned = earned_in(run.members, one.client_id, earned, verify, awaiting)
+    return one._replace(earned=earned)
+
+
+def _getting_ready(run: Run, ready: Sequence[Sharing]) -> list[Sharing]:
+    """Return, as newcomers, the members that have joined lately and not yet reported to be ready.
+
+    There are none where nobody is proven: newcomers have equal parts there, and are witnesses.
+    """
+    if not any(one.is_proven for one in ready):
+        return []
+    from_step = run.progress.step - STEPS_TO_GET_READY
+    return [
+        Sharing.of(member, run.state_file.verify)._replace(is_proven=False)
+        for member in run.available_members()
+        if member.readiness.step is None and member.joining.step >= from_step
+    ]
 
 
 def named_ahead(current: Round, planned: PlannedWork, *, is_promised: bool = False) -> Ahead:
@@ -203,9 +242,15 @@ def _kept_promise(run: Run, promised: PromisedRound, seed: Seed) -> tuple[Round,
         if one in proven
     }
     missing = RoundMissing().waiting_for(present & tasks.with_work(), tasks.plan.electorate)
-    missing = missing.excusing(sorted(one for one in tasks.with_work() if one not in run.members))
+    missing = missing.excusing(sorted(one for one in tasks.with_work() if not _has_reported(run, one)))
     results = HeldResults(_usual(run.models.usual, run.rates, run.progress.step), commitments)
     return Round(_number(run), tasks, results, missing, arrivals=arrivals), planned
+
+
+def _has_reported(run: Run, client_id: ClientId) -> bool:
+    """Return whether it is a member that has reported to be ready."""
+    member = run.members.by_id.get(client_id)
+    return member is not None and member.readiness.step is not None
 
 
 def _usual(usual: UsualNorm | None, rates: InnerSchedule, step: int) -> UsualNorm | None:

@@ -92,6 +92,8 @@ class TrainingStepMetadata:
         found = await self.eager.take(mine)
         if not mine.assignments:
             return
+        if self.readiness.is_new:
+            await self.readiness.ensure(mine.step - 1)
         if found is None:
             trained = await self.training.result(mine, lambda: self._replica(mine))
             if isinstance(trained, Failure):

@@ -10,9 +10,10 @@ import pytest
 
 from epochal.batching.round_plan import RoundPlan
 from epochal.coordinator.machine.stimuli import PauseRequested, ResumeRequested
-from epochal.data_providers.protocol import TokenBatch
+from epochal.data_providers.protocol import DataProvider, TokenBatch
 from epochal.run_manager.agent import EndReason
-from epochal.run_manager.events import DocumentArrived, Event, OutcomeMerged, PartBegan, RoundTrained
+from epochal.run_manager.context import RunAccess
+from epochal.run_manager.events import BecameReady, DocumentArrived, Event, OutcomeMerged, PartBegan, RoundTrained
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import AdamW
 from epochal.state.config.state_file import StateFile
@@ -22,7 +23,7 @@ from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.protocol import TrainedRound
 from tests.support.data.stored_blobs import blob_bytes
-from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient
+from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, open_dummy_provider
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import (
     BOUND_S,
@@ -140,6 +141,24 @@ async def test_pause_and_resume_loses_nothing() -> None:
         await run.coordinator.service.submit(ResumeRequested())
         await run.ends(clients, BOUND_S)
         await prove(run)
+
+
+@in_virtual_time
+async def test_newcomer_that_was_promised_work_reports_ready_before_it_trains() -> None:
+    async def open_slowly(access: RunAccess) -> DataProvider:
+        await asyncio.sleep(2.5 * TRAIN_S)
+        return await open_dummy_provider(access)
+
+    async with simulated_run(delayed(config__total_steps=12), seed=5, weather=SLOW_LINKS) as run:
+        lasting = [run.start(run.client(number, SLOW)) for number in (1, 2, 3)]
+        await run.coordinator.reached(RunState.ROUND_TRAIN, 3)
+        newcomer = run.start(run.client(4, replace(SLOW, open_provider=open_slowly)))
+        await run.ends([*lasting, newcomer], BOUND_S)
+        await prove(run)
+    places = [place for place, event in enumerate(newcomer.events) if isinstance(event, BecameReady)]
+    training = [place for place, event in enumerate(newcomer.events) if isinstance(event, PartBegan)]
+    assert places[0] < training[0]
+    assert newcomer.of(RoundTrained)
 
 
 async def churn(run: SimulatedRun) -> None:

@@ -10,6 +10,7 @@ from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.speed import delivered
+from epochal.coordinator.machine.work import STEPS_TO_GET_READY
 from epochal.state.errors import FailureKind
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailureReport, ResultCommitment
@@ -140,16 +141,49 @@ def test_promise_is_dropped_when_too_few_of_its_witnesses_are_left() -> None:
     assert set(driver.round.tasks.plan.positions) == {client(1)}
 
 
-def test_newcomer_takes_part_in_the_round_after_the_promised_one() -> None:
+@pytest.mark.parametrize("rounds_until_ready", [0, 1])
+def test_newcomer_takes_part_in_the_round_after_the_promised_one(rounds_until_ready: int) -> None:
+    """It is promised a part before it is ready: the round that was promised as it joined is the only one without it."""
     driver = ahead_of(3)
     driver.join(4)
-    driver.ready(client(4))
-    play_kept(driver)
-    assert client(4) not in driver.round.tasks.plan.positions
-    play_kept(driver)
-    assert client(4) in driver.round.tasks.plan.positions
+    for number in range(2):
+        if number == rounds_until_ready:
+            driver.ready(client(4))
+        assert client(4) not in driver.round.tasks.plan.positions
+        play_kept(driver)
     assert client(4) in driver.workers()
     assert client(4) not in driver.round.tasks.plan.electorate
+    assert client(4) in driver.round.missing.pending
+    play_kept(driver)
+    assert driver.conduct(4).last_applied_step == driver.run.progress.step - 1
+
+
+def test_part_of_a_newcomer_doubles_with_each_round() -> None:
+    sizes = {"config__global_batch_size_start": 96, "config__global_batch_size_end": 96}
+    driver = ahead_of(2, **sizes)
+    driver.join(3)
+    driver.ready(client(3))
+    parts = list[int]()
+    while len(parts) < 5:
+        part = total_batches(driver.round.tasks.plan.assignments.get(client(3), ()))
+        parts += [part] * bool(part)
+        play_kept(driver)
+    assert parts == [8, 8, 16, 32, 32], "the second one was promised before anything was known of it"
+
+
+def test_newcomer_that_is_not_ready_in_time_is_not_waited_for_nor_blamed() -> None:
+    driver = ahead_of(3)
+    driver.join(4)
+    has_part = []
+    for _ in range(STEPS_TO_GET_READY + 3):
+        current = driver.round
+        has_part.append(client(4) in driver.workers())
+        assert client(4) not in current.missing.pending
+        driver.deliver_eager(*(who for who in driver.workers() if who != client(4)))
+        driver.attest(*current.tasks.plan.witnesses)
+        assert driver.run.progress.step == current.number.step + 1
+    assert has_part == [False, False, *[True] * STEPS_TO_GET_READY, False]
+    assert driver.conduct(4).misses == 0
 
 
 def test_void_round_drops_the_promise() -> None:
@@ -342,7 +376,8 @@ def test_nothing_is_lost_or_counted_twice_whatever_happens(members: int, data: s
             number = next(newcomers, None)
             if number is not None:
                 driver.join(number)
-                driver.ready(client(number))
+                if data.draw(st.booleans()):
+                    driver.ready(client(number))
         driver.attest(
             *(who for who in current.tasks.plan.witnesses if who in driver.run.members and is_round(driver, current))
         )
