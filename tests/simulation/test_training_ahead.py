@@ -161,6 +161,37 @@ async def test_newcomer_that_was_promised_work_reports_ready_before_it_trains() 
     assert newcomer.of(RoundTrained)
 
 
+@thinned("codec", ["int4", "sparse"], kept=1)
+@in_virtual_time
+async def test_restarts_a_void_round_and_a_departure_leave_one_replica(codec: str) -> None:
+    """A client and the coordinator are killed, a round has no outcome, and a member leaves, all while others train."""
+    steps, feedback = 14, {"merge__error_feedback": codec == "sparse"}
+    async with simulated_run(
+        delayed(config__total_steps=steps, merge__codec=codec, **feedback), seed=6, weather=SLOW_LINKS
+    ) as run:
+        coordinator = run.coordinator
+        lasting = [run.start(run.client(number, SLOW)) for number in (1, 2)]
+        leaving, killed = (run.start(run.client(number, SLOW)) for number in (3, 4))
+        await coordinator.reached(RunState.ROUND_TRAIN, 4)
+        killed.kill()
+        lasting.append(run.start(run.client(4, SLOW)))
+        await coordinator.reached(RunState.ROUND_TRAIN, 6)
+        await coordinator.restart_after(1.0)
+        await coordinator.reached(RunState.ROUND_TRAIN, 8)
+        for client in (*lasting, leaving):
+            client.link.cut = True
+        await coordinator.wait_for(lambda: (head := coordinator.document.round) is not None and head.attempt > 0)
+        for client in (*lasting, leaving):
+            client.link.cut = False
+        await coordinator.reached(RunState.ROUND_TRAIN, 11)
+        leaving.agent.finish_and_withdraw()
+        ends = await run.ends([*lasting, leaving], BOUND_S)
+        assert [end.reason for end in ends] == [EndReason.FINISHED] * 3 + [EndReason.WITHDREW]
+        assert {end.replica_digest for end in ends[:3]} == {coordinator.run.models.updates[steps].replica_digest}
+        assert all(_trained_ahead(client) for client in lasting[:2])
+        await prove(run)
+
+
 async def churn(run: SimulatedRun) -> None:
     """Kill a client, or restart the coordinator, again and again; another process with the same key follows."""
 

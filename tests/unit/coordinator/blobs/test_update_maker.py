@@ -12,7 +12,8 @@ import pytest
 from epochal.coordinator.blobs import update_maker
 from epochal.coordinator.blobs.update_maker import next_to_add
 from epochal.coordinator.machine.handle import handle
-from epochal.coordinator.machine.stimuli import Stamped, UpdateMade
+from epochal.coordinator.machine.records import RecordBody
+from epochal.coordinator.machine.stimuli import STIMULI, Stamped, UpdateMade
 from epochal.run_manager.events import ReplicaDistrusted
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import merger, room_for_sums
@@ -22,20 +23,21 @@ from epochal.state.errors import Refused
 from epochal.state.messages.requests import Attestation
 from epochal.state.model.replica import replica_digest
 from epochal.state.refusals import Refusal
-from epochal.state.wire import Seed, Sha256
+from epochal.state.wire import Seed, Sha256, parse_document
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.machine_driver import client as member
 from tests.support.drive.machine_driver import in_round
 from tests.support.drive.made_updates import check_update, update_of
 from tests.support.drive.played_rounds import attest_all, play_round
-from tests.support.drive.served import REPLICA, WireClient, served, training
+from tests.support.drive.served import REPLICA, WireClient, served, training, update_maker_of
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_coordinator import SimulatedCoordinator
 from tests.support.simulate.simulated_run import prove, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
 from tests.support.thinned import thinned
 
+SMALL_MODEL = {"context": 2, "embedding": 2, "hidden": 2}
 STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
 
 
@@ -135,6 +137,24 @@ async def test_update_that_another_coordinator_makes_counts_once() -> None:
         other = UpdateRef(1, Sha256("ab" * 32), update.size_bytes, update.replica_digest)
         assert send(other) is Refusal.ALREADY_COMMITTED
         assert send(UpdateRef(2, update.blob_sha256, update.size_bytes, update.replica_digest)) is Refusal.STALE_ROUND
+
+
+@in_virtual_time
+async def test_two_makers_of_one_run_make_the_same_and_one_of_each_counts() -> None:
+    async with simulated_run(state_file(config__total_steps=4, model__LLM__ngram=SMALL_MODEL), seed=2) as run:
+        second = update_maker_of(run.coordinator.handlers())
+        making = run.tasks.create_task(second.run())
+        ends = await run.play(*[ClientSpec(trainer="numpy")] * 3)
+        updates = run.coordinator.run.models.updates
+        assert {end.replica_digest for end in ends} == {updates[4].replica_digest}
+        assert second._held is not None
+        assert (second._held.step, second._held.digest) == (4, updates[4].replica_digest)
+        making.cancel()
+        bodies = [record.body for segment in run.coordinator.journal.segments for record in segment.records]
+        stimuli = [one for body in bodies for one in STIMULI.validate_json(parse_document(RecordBody, body).stimuli)]
+        made = [one.stimulus.update.step for one in stimuli if isinstance(one.stimulus, UpdateMade)]
+        assert made == [1, 2, 3, 4]
+        await prove(run)
 
 
 @thinned("seed", range(4), kept=1)
