@@ -64,6 +64,7 @@ async def test_run_coordinator_away_for_minutes_is_met_again_by_all(caplog: pyte
     async with simulated_run(state_file(config__total_steps=12), seed=0) as run:
         clients = [run.start(run.client(number)) for number in (1, 2, 3)]
         await run.coordinator.wait_for(lambda: run.coordinator.document.step == 5)
+        await run.coordinator.wait_for(lambda: run.coordinator.document.update is not None)  # all are told now
         await run.coordinator.restart_after(240)
         ends = await run.ends(clients, BOUND_S)
         assert len({end.replica_digest for end in ends}) == 1
