@@ -1,7 +1,9 @@
 """`coordinator/blobs/update_maker.py`: updates are the means of outcomes, whatever happens on the way."""
 
 import asyncio
+import errno
 import logging
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,6 +17,8 @@ from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.records import RecordBody
 from epochal.coordinator.machine.stimuli import STIMULI, Stamped, UpdateMade
 from epochal.run_manager.events import ReplicaDistrusted
+from epochal.runtime.files import spool as spool_module
+from epochal.runtime.files.file_room import allocate
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import merger, room_for_sums
 from epochal.state import checkpoint_parts
@@ -115,6 +119,30 @@ async def test_disk_that_is_too_full_for_the_sum_delays_nothing_but_the_update(
         assert not coordinator.service.run.models.updates
         (told,) = (record for record in caplog.records if record.getMessage() == "update_delayed")
         assert "spool" in vars(told)["reason"]
+
+
+async def test_update_is_made_once_the_disk_has_room_for_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    is_full = True
+
+    def allocated(file: int, size_bytes: int) -> None:
+        if is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        allocate(file, size_bytes)
+
+    monkeypatch.setattr(room_for_sums, "SUMMED_IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(spool_module, "allocate", allocated)
+    monkeypatch.setattr(update_maker, "RETRY_S", 0.01)
+    async with served(STATE, spool=Spool(tmp_path)) as coordinator:
+        clients = await training(coordinator, 3)
+        await play_round(coordinator, clients)
+        assert not coordinator.service.run.models.updates
+        (told,) = (record for record in caplog.records if record.getMessage() == "update_delayed")
+        assert os.strerror(errno.ENOSPC) in vars(told)["reason"]
+        is_full = False
+        await update_of(coordinator.service, 1)
+        await check_update(coordinator.service, 1)
 
 
 async def test_update_that_another_coordinator_makes_counts_once() -> None:
