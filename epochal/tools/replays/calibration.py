@@ -32,9 +32,7 @@ from epochal.tools.replays.session import FollowedRun, RepeatedRequests
 log = logging.getLogger(__name__)
 
 CALIBRATE_EVERY = 100
-"""Number of rounds after which a verifier calibrates again in the run."""
-PIECES_IN_RUN = 2
-"""Number of pieces of work that it repeats then, at most one in a round, so that replays hardly wait."""
+"""Maximum number of rounds after which a verifier calibrates again in the run, by one piece of work."""
 FEW_ROWS = 2
 """Rows at a time of a repetition with other micro-batches."""
 OTHER_PRECISION = {"float32": "bf16", "bf16": "float32"}
@@ -69,30 +67,33 @@ class _Found:
 
 @dataclass(slots=True)
 class CalibrationSchedule:
-    """When a verifier calibrates in the run: at a number of local steps that is new, and each `CALIBRATE_EVERY` rounds.
+    """When a verifier repeats a piece of work in the run: in a round with another number of local steps, and later on.
+
+    Honest repetitions are much closer in a run's first rounds than soon after. So it is due again 1, 2, 4, 8, … rounds
+    later, and then each `CALIBRATE_EVERY`.
 
     Attributes:
         local_steps, since_step: for which it calibrates, and the round in which it began to.
-        done: number of pieces of work that were repeated since.
+        after: number of rounds since then after which the next piece is due.
         tried_step: the last round in which one was due, whatever came of it.
     """
 
     local_steps: int = 0
     since_step: int = 0
-    done: int = 0
+    after: int = 0
     tried_step: int = 0
-
-    def begin(self, step: int, local_steps: int, done: int = 0) -> None:
-        """Begin anew in a round, with so many pieces done."""
-        self.local_steps, self.since_step, self.done = local_steps, step, done
 
     def is_due(self, step: int, local_steps: int) -> bool:
         """Return whether to repeat a piece of a round's work now: True at most once in a round."""
-        if local_steps != self.local_steps or abs(step - self.since_step) >= CALIBRATE_EVERY:
-            self.begin(step, local_steps)
-        is_due = step != self.tried_step and self.done < PIECES_IN_RUN
+        if local_steps != self.local_steps or step < self.since_step:
+            self.local_steps, self.since_step, self.after = local_steps, step, 0
+        is_due = step != self.tried_step and step - self.since_step >= self.after
         self.tried_step = step if is_due else self.tried_step
         return is_due
+
+    def took(self) -> None:
+        """Note that a piece was repeated."""
+        self.after += min(max(1, self.after), CALIBRATE_EVERY)
 
 
 class Calibration:

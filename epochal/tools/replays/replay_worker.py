@@ -110,8 +110,8 @@ class ReplayWorker:
         for report in await self._calibration.reports(count, varies=self._varies):
             self._say_calibrated(report)
             await self._requests.repeated(self._client.report_calibration, report)
-        step, local_steps = self._last_round()
-        self._schedule.begin(step, local_steps, count)
+        self._schedule.is_due(*self._last_round())
+        self._schedule.took()
 
     def _say_calibrated(self, report: CalibrationReport) -> None:
         of = "inner states after " if report.of_states else ""
@@ -145,7 +145,8 @@ class ReplayWorker:
         for report in reports:
             self._say_calibrated(report)
             await self._client.report_calibration(report)
-        self._schedule.done += bool(reports)
+        if reports:
+            self._schedule.took()
 
     async def _lease(self, wait_s: float) -> LeasedReplay | None:
         await self._calibrate_in_run()

@@ -1,6 +1,6 @@
 """When a verifier calibrates in the run."""
 
-from epochal.tools.replays.calibration import CALIBRATE_EVERY, PIECES_IN_RUN, CalibrationSchedule
+from epochal.tools.replays.calibration import CALIBRATE_EVERY, CalibrationSchedule
 
 
 def pieces_of(schedule: CalibrationSchedule, steps: range, local_steps: int) -> list[int]:
@@ -10,22 +10,17 @@ def pieces_of(schedule: CalibrationSchedule, steps: range, local_steps: int) -> 
         for _ in range(3):
             if schedule.is_due(step, local_steps):
                 found.append(step)
-                schedule.done += 1
+                schedule.took()
     return found
 
 
 def test_calibration_is_due_at_new_local_steps_and_every_100_rounds() -> None:
+    """And more often at first, when a run's honest repetitions grow apart."""
     schedule = CalibrationSchedule()
-    assert pieces_of(schedule, range(1, 50), 8) == list(range(1, 1 + PIECES_IN_RUN))
-    assert pieces_of(schedule, range(50, 60), 30) == list(range(50, 50 + PIECES_IN_RUN))
-    second = 50 + CALIBRATE_EVERY
-    assert pieces_of(schedule, range(60, second + 99), 30) == list(range(second, second + PIECES_IN_RUN))
-
-
-def test_calibration_at_the_start_is_not_repeated_at_once() -> None:
-    schedule = CalibrationSchedule()
-    schedule.begin(3, 8, done=4)
-    assert pieces_of(schedule, range(3, 3 + CALIBRATE_EVERY), 8) == []
+    assert pieces_of(schedule, range(1, 50), 8) == [1, 2, 3, 5, 9, 17, 33]
+    found = pieces_of(schedule, range(50, 400), 30)
+    assert found == [50, 51, 52, 54, 58, 66, 82, 114, 178, 278, 378]
+    assert found[-1] - found[-2] == CALIBRATE_EVERY
 
 
 def test_piece_that_could_not_be_computed_is_due_once_in_the_next_round() -> None:
@@ -33,7 +28,7 @@ def test_piece_that_could_not_be_computed_is_due_once_in_the_next_round() -> Non
     assert [schedule.is_due(step, 8) for step in (1, 1, 2, 2)] == [True, False, True, False]
 
 
-def test_calibration_goes_on_after_a_run_went_back() -> None:
+def test_calibration_begins_anew_where_a_run_went_back_before_it() -> None:
     schedule = CalibrationSchedule()
-    pieces_of(schedule, range(1, 401), 8)
-    assert pieces_of(schedule, range(200, 400), 8) != []
+    pieces_of(schedule, range(200, 401), 8)
+    assert pieces_of(schedule, range(150, 160), 8) == [150, 151, 152, 154, 158]
