@@ -109,7 +109,7 @@ async def measure_bytes(folder: Path) -> list[Figure]:
 async def measure_round(folder: Path, millions: int, members: int) -> list[Figure]:
     """Measure rounds of a large model; millions of parameters, and members, are those of `LARGE`."""
     found = await timed(folder, MILLIONS[millions], members)
-    name, model_mb = f"C, {millions} M parameters, {members} members", 4.0 * millions
+    name, model_mb = f"C, {millions} M x {members}", 4.0 * millions
     return [
         Figure(f"{name}: a round", found.round_s, "s"),
         Figure(

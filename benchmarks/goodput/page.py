@@ -49,11 +49,11 @@ NOTES = (
     f"**B** has {len(speed_rows.MACHINES)} clients of speeds 1 : 2 : 4 : 8 behind links of 10 to 1000 Mbit/s, with "
     f"`max_share = 1`. A minute's training takes {speed_rows.IDEAL_S:g} s here. With equal shares "
     f"(`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
-    "**C** counts all that a client's relay passes to it; rounds and memory are measured without relays. **Gap** "
-    "(`python -m benchmarks goodput-gap`) is the time from the last verified result of a round to the first local step "
-    f"of the next one. In **E** {churn_rows.CLIENTS} clients come and go, with a mean stay of "
-    f"{churn_rows.MEAN_STAY_ROUNDS} rounds; a quarter of those that leave vanish. **Members** are raw clients in one "
-    "process, which ask for their part of each outcome and fetch its update, as clients do.",
+    "**C** counts all that a client's relay passes to it; rounds and memory, of millions of parameters x members, are "
+    "measured without relays. **Gap** (`python -m benchmarks goodput-gap`) is the time from the last verified result "
+    f"of a round to the first local step of the next one. In **E** {churn_rows.CLIENTS} clients come and go, with a "
+    f"mean stay of {churn_rows.MEAN_STAY_ROUNDS} rounds; a quarter of those that leave vanish. **Members** are raw "
+    "clients in one process, which ask for their part of each outcome and fetch its update, as clients do.",
 )
 """What the page says of the figures."""
 
