@@ -41,7 +41,8 @@ WHOLE_S, ROW_S = 870.0, 420.0
 """Maximum time of all rows together, and of one: with its start and its end, the whole takes a quarter of an hour."""
 NOTES = (
     "Clients and coordinator are real processes. Each client reaches the coordinator through a relay that bounds bytes "
-    "a second each way and delays them by half of a round trip. Its trainer computes nothing and takes a set time.",
+    "a second each way and delays them by half of a round trip, without network namespaces, which not every machine "
+    "allows. Its trainer computes nothing and takes a set time.",
     f"**A** is {reference.CLIENTS} home machines (100/20 Mbit/s, 40 ms, 8,000 tokens/s) with a Llama of "
     f"1 B parameters, played by {reference_rows.CLIENTS} clients with a model of half a million: links and times are "
     f"scaled so that a round takes about {reference_rows.ROUND_S:g} s; round trips are not, and weigh more here. There "

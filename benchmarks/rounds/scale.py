@@ -39,8 +39,9 @@ WHOLE_S, SHORT_S = 600.0, 120.0
 """Time after which no further case is begun: the whole takes at most twelve minutes, the short form one."""
 NOTES = (
     "Members are raw asyncio clients on loopback, which keep to the whole protocol; 32 are witnesses. A result has "
-    "about 3 KB. One process is all of them, and shares the cores with coordinators and database. Nobody trains, and "
-    "nobody fetches others' results.",
+    "about 3 KB. One process is all of them, and shares the cores with coordinators and database. Nobody trains, "
+    "fetches others' results or an update; only witnesses ask for an outcome that did not come with the document. "
+    "[Members that do all](benchmarks-goodput.md) cost more.",
     "PostgreSQL has its own defaults; its coordinators are processes of their own, and members use each in turn. "
     "Failures are SIGKILL for a coordinator, and SIGQUIT for the database (no checkpoint). "
     "Where nobody sends anything, only a tick brings a version; members at work turn to another coordinator.",
