@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from epochal.state.config.model_table import Architecture, ModelSpec
+from epochal.state.config.model_table import HF_ARCHITECTURES, Architecture, ModelSpec
+from epochal.state.config.state_file import StateFile
+from epochal.state.config.verify_table import dropouts
 from epochal.state.errors import EpochalError, InvalidInput, Mistake, Unsupported
 
 if TYPE_CHECKING:  # models are imported when one is opened: `epochal check` only asks which architectures there are
@@ -130,6 +132,27 @@ def open_model(spec: ModelSpec, asked_by: str = "model", options: "TorchOptions 
         allowed = "a table with the keys of the model's config.json"
         raise Unsupported(asked_by, (Mistake("model.LLM.hf", None, allowed),))
     return entry.open(spec, options)
+
+
+def is_of_transformers(spec: ModelSpec) -> bool:
+    """Return whether transformers makes the model, and is installed."""
+    entry = ARCHITECTURES.get(spec.architecture)
+    is_one = spec.architecture in HF_ARCHITECTURES and not spec.dummy and entry is not None and entry.trainer == TORCH
+    return is_one and entry is not None and not entry.missing_modules()
+
+
+def check_repeatable(state: StateFile, spec: ModelSpec) -> None:
+    """Raise `Unsupported` if work on the model cannot be repeated where the run's results are computed again.
+
+    Args:
+        state: the run's state file; `ensure_supported` checks what it says itself.
+        spec: its model; one that is not complete, or for which libraries are not installed, is not checked.
+    """
+    if state.is_replayed and spec.hf is not None and is_of_transformers(spec):
+        with naming_broken_libraries():
+            from epochal.trainers.torch.config_keys import check_dropouts
+
+            check_dropouts(spec, {path for path, _ in dropouts(state.model.LLM.spec.tables, ("model", "LLM"))})
 
 
 def check_trainer(trainer: str, architecture: Architecture) -> None:

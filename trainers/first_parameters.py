@@ -16,7 +16,7 @@ from epochal.state.model.first_model import FirstModel, check_first_parameter, c
 from epochal.state.model.replica import Replica, check_layout, first_replica
 from epochal.state.model.tensors import Float32Array, TensorLayout
 from epochal.state.wire import parse_document
-from epochal.trainers.architectures import ARCHITECTURES, TORCH, open_model
+from epochal.trainers.architectures import check_repeatable, is_of_transformers, open_model
 from epochal.trainers.learner import ModelInParts
 from epochal.trainers.sources.folder_source import FolderSource
 from epochal.trainers.sources.model_source import ModelSource
@@ -155,13 +155,14 @@ def look_at_source(state: StateFile) -> ModelSpec:
 def check_config(state: StateFile, spec: ModelSpec) -> None:
     """Raise `InvalidInput` if the state file's config of the model is not what its author meant.
 
-    That is: the run's samples are longer than the model's positions, or keys are misspelt.
+    That is: the run's samples are longer than the model's positions, or keys are misspelt. Raise `Unsupported` if the
+    model's work cannot be repeated, and is to be.
 
     Args:
         state: the run's state file.
         spec: its model, complete.
     """
-    if state.model.LLM.hf is not None and _is_of_transformers(spec):
+    if state.model.LLM.hf is not None and is_of_transformers(spec):
         from epochal.trainers.torch.config_keys import check_keys
 
         check_keys(state.model.LLM.hf, "the state file")
@@ -173,13 +174,7 @@ def check_config(state: StateFile, spec: ModelSpec) -> None:
                 f"model.LLM.max_seq_len is {state.model.LLM.max_seq_len}; the model's config has {key} = {longest}, so "
                 f"allowed: at most {longest}"
             )
-
-
-def _is_of_transformers(spec: ModelSpec) -> bool:
-    """Return whether transformers makes the model, and is installed."""
-    entry = ARCHITECTURES.get(spec.architecture)
-    is_one = spec.architecture in HF_ARCHITECTURES and not spec.dummy and entry is not None and entry.trainer == TORCH
-    return is_one and entry is not None and not entry.missing_modules()
+    check_repeatable(state, spec)
 
 
 def _check_tokenizer(spec: ModelSpec, source: ModelSource) -> None:

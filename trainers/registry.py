@@ -11,7 +11,7 @@ from epochal.state.config.model_table import Architecture, DummyOptimizer, Inner
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, Mistake, Unsupported
 from epochal.state.messages.requests import MAX_NAME_CHARS
-from epochal.trainers.architectures import NUMPY, TORCH, check_trainer, open_model
+from epochal.trainers.architectures import NUMPY, TORCH, check_repeatable, check_trainer, open_model
 from epochal.trainers.learner import Model
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.mesh.mesh_options import MeshOptions
@@ -182,6 +182,7 @@ def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permi
     optimizer = _optimizer_of(name, state)
     if name in (NUMPY, TORCH):
         check_trainer(name, spec.architecture)
+    check_repeatable(state, spec)
     if name == REMOTE and spec.adapter is not None:
         allowed = f"no adapter, or --trainer {TORCH}: each client reads the base itself"
         raise _unsupported(REMOTE, "model.LLM.adapter", spec.adapter.variant, allowed)

@@ -60,9 +60,7 @@ def provide_genesis(run: Run, event: GenesisProvided) -> Handled:
             `result-invalid` (rule `dropout`) if no verifier could repeat what such a model computes.
     """
     found = event.checkpoint
-    verify = run.state_file.verify
-    is_repeated = verify is not None and verify.by == "replays"
-    dropped = next(dropouts(event.model.tables, ()), None) if is_repeated else None
+    dropped = next(dropouts(event.model.tables, ()), None) if run.state_file.is_replayed else None
     if dropped is not None:
         place = ".".join(map(str, dropped[0]))
         message = f"the model's {place} is {dropped[1]}; a run with `[verify]` needs 0.0, so that work can be repeated"

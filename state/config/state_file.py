@@ -315,9 +315,14 @@ class StateFile(Section):
         return StateFile.model_validate(with_values(self.to_plain(), values) | {"changes": ()})
 
     @property
+    def is_replayed(self) -> bool:
+        """Whether verifiers compute results again."""
+        return self.verify is not None and self.verify.by == "replays"
+
+    @property
     def reveals_inner_states(self) -> bool:
         """Whether clients commit to the inner states that they keep, so that their results can be computed again."""
-        return self.verify is not None and self.verify.by == "replays" and self.merge.inner_state == "keep"
+        return self.is_replayed and self.merge.inner_state == "keep"
 
     @property
     def later_mixes(self) -> LaterMixes:

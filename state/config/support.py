@@ -86,7 +86,7 @@ def _unsupported_settings(state: StateFile) -> Iterator[Mistake]:
     llm = state.model.LLM
     yield from _unsupported_place("data_location", llm.data_location, llm.data_type)
     yield from _unsupported_place("held_out_location", llm.held_out_location, llm.data_type)
-    if state.verify is not None and state.verify.by == "replays":
+    if state.is_replayed:
         yield from _unrepeatable(state)
 
 
@@ -115,7 +115,12 @@ def _unrepeatable(state: StateFile) -> Iterator[Mistake]:
         line, why = f"{MAX_REPEATABLE_STEPS}, or fewer", "honest machines differ the more the longer they compute"
         yield _for_verify("merge.local_steps", merge.local_steps, line, why)
     for place, value in dropouts(llm.spec.tables, ("model", "LLM")):
-        yield _for_verify(".".join(map(str, place)), value, "0.0", "devices draw other random numbers")
+        yield dropout_mistake(".".join(map(str, place)), value)
+
+
+def dropout_mistake(path: str, value: object) -> Mistake:
+    """Return the mistake that a model drops values at random where its work is to be computed again."""
+    return _for_verify(path, value, "0.0", "devices draw other random numbers")
 
 
 def _for_verify(path: str, value: object, line: str, why: str) -> Mistake:

@@ -55,5 +55,5 @@ def dropouts(table: Mapping[str, Any], place: Path) -> Iterator[tuple[Path, Any]
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from dropouts(value, (*place, key))
-        elif ("drop" in key.lower()) and isinstance(value, int | float) and value > 0:
+        elif "drop" in str(key).lower() and isinstance(value, int | float) and value > 0:
             yield (*place, key), value

@@ -7,12 +7,16 @@ and the run trains another model than its file says.
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from epochal.state.errors import InvalidConfig, Mistake
-from epochal.trainers.torch.hf_config import CONFIG_PLACE, NEVER_BUILT, quiet
+from epochal.state.config.model_table import ModelSpec
+from epochal.state.config.schema import Path
+from epochal.state.config.support import dropout_mistake
+from epochal.state.config.verify_table import dropouts
+from epochal.state.errors import InvalidConfig, Mistake, Unsupported
+from epochal.trainers.torch.hf_config import CONFIG_PLACE, NEVER_BUILT, hf_config, quiet
 
 _ANY_MODEL = """_attn_implementation _commit_hash _name_or_path add_cross_attention architectures attn_implementation
     auto_map code_revision cross_attention_hidden_size dtype experts_implementation finetuning_task is_decoder
@@ -21,6 +25,8 @@ _ANY_MODEL = """_attn_implementation _commit_hash _name_or_path add_cross_attent
     tie_word_embeddings tokenizer_class torch_dtype torchscript transformers_version use_bfloat16 use_cache"""
 ANY_MODEL_KEYS = frozenset(_ANY_MODEL.split()) | frozenset(NEVER_BUILT)
 """Keys that any config may have, besides those of its class and those of text generation."""
+OF_OTHER_HEADS = ("classifier_", "summary_")
+"""Beginnings of the keys of layers that a causal language model does not have."""
 MIN_LIKENESS = 0.6
 MAX_SHOWN_CHARACTERS = 80
 
@@ -49,6 +55,29 @@ def check_keys(hf: Mapping[str, Any], source: str) -> None:
     """
     if found := unknown_keys(hf):
         raise InvalidConfig(source, tuple(found))
+
+
+def check_dropouts(spec: ModelSpec, known: Collection[Path]) -> None:
+    """Raise `Unsupported` if a model of transformers drops values in training, also where its config does not say so.
+
+    Args:
+        spec: the model, complete. A config that transformers does not take is refused where the model is opened.
+        known: places in the state file that were found before.
+    """
+    try:
+        config = hf_config(spec)
+    except Unsupported:
+        return
+    text = config.get_text_config()
+    part = next((name for name in config.sub_configs if getattr(config, name, None) is text), None)
+    place = tuple(CONFIG_PLACE.split(".")) + (() if part is None else (part,))
+    found = [
+        dropout_mistake(".".join(map(str, path)), value)
+        for path, value in dropouts(text.to_dict(), place)
+        if path not in known and not str(path[-1]).startswith(OF_OTHER_HEADS)
+    ]
+    if found:
+        raise Unsupported("model", tuple(found))
 
 
 def _unknown_in(config_class: Any, hf: Mapping[str, Any], place: str) -> Iterator[Mistake]:

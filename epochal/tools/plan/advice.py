@@ -79,9 +79,8 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
 
 
 def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
-    is_repeatable = state.verify is not None and state.verify.by == "replays"
     for codec in measured_codecs():
-        best = best_of_codec(codec, state.merge.local_steps, is_repeatable=is_repeatable)
+        best = best_of_codec(codec, state.merge.local_steps, is_repeatable=state.is_replayed)
         if best is not None and rated_bytes(best.merge) < rated_bytes(state.merge):
             yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
     for update in LESS_UPDATES[state.merge.update]:

@@ -315,6 +315,32 @@ def test_check_warns_of_checkpoints_that_end_replays_early(tmp_path: Path, every
     assert "verify.within" not in checked(tmp_path, state_text(config__checkpoint_every=every)).err
 
 
+GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 128}
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+REPLAYED = {"verify": {}, "merge__inner_state": "reset", "model__LLM__architecture": "HfAuto"}
+
+
+def test_check_refuses_dropout_that_a_config_has_by_default(tmp_path: Path) -> None:
+    need_module("transformers")
+    ran = checked(tmp_path, state_text(**REPLAYED, model__LLM__hf=GPT2 | {"attn_pdrop": 0.2}))
+    written, *defaults = (
+        f"model.LLM.hf.{name} is {{}}; allowed: `{name} = 0.0` where there is a" for name in NO_DROPOUT
+    )
+    ran.expect(2, written.format("0.2"), *(line.format("0.1") for line in defaults))
+    assert [ran.err.count(f"hf.{name} is") for name in ("summary_first_dropout", *NO_DROPOUT)] == [0, 1, 1, 1]
+    checked(tmp_path, state_text(**REPLAYED, model__LLM__hf=GPT2 | NO_DROPOUT)).expect(0, "is valid")
+    scored = REPLAYED | {"verify": {"by": "scores"}}
+    checked(tmp_path, state_text(**scored, model__LLM__hf=GPT2)).expect(0, "is valid")
+
+
+def test_check_refuses_dropout_of_a_model_at_the_checkpoint(tmp_path: Path) -> None:
+    need_module("transformers")
+    parameters = make_first_model(state_file(model__LLM__architecture="HfAuto", model__LLM__hf=GPT2), 0).replica
+    folder = write_model(tmp_path / "model", parameters.parameters, config=GPT2)
+    ran = checked(tmp_path, state_text(**REPLAYED, model__LLM__checkpoint={"Local": str(folder)}))
+    ran.expect(2, "model.LLM.checkpoint: ", "model.LLM.hf.embd_pdrop is 0.1; allowed: `embd_pdrop = 0.0`")
+
+
 def test_model_of_the_page_on_torch_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     need_module("transformers")
     page = (Path(__file__).parents[3] / "docs" / "torch.md").read_text(encoding="utf-8")

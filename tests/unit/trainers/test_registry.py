@@ -5,8 +5,9 @@ import pytest
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import InvalidInput, Unsupported
 from epochal.trainers.ngram.model import padded_tokens
-from epochal.trainers.registry import open_trainer
+from epochal.trainers.registry import check_trains, open_trainer
 from tests.support.data.states import state_file
+from tests.support.heavy import need_module
 from tests.support.models.local_training import SEED, TINY, arriving, loss_and_gradient, plan_of, sequences_of
 
 
@@ -29,6 +30,16 @@ def test_registry_with_an_optimizer_that_numpy_lacks_names_the_line() -> None:
     state = state_file(model__LLM__optimizer=distro)
     with pytest.raises(Unsupported, match=r"model\.LLM\.optimizer is Distro; allowed: AdamW, Muon or Dummy"):
         open_trainer("numpy", state, state.model.LLM.spec, InlineWorker())
+
+
+def test_trainer_in_a_replayed_run_refuses_a_members_dropout() -> None:
+    need_module("transformers")
+    state = state_file(
+        model__LLM__architecture="HfAuto", verify={}, merge__inner_state="reset", access__genesis="members"
+    )
+    spec = state.model.LLM.spec.model_copy(update={"hf": {"model_type": "opt", "num_hidden_layers": 1}})
+    with pytest.raises(Unsupported, match=r"model\.LLM\.hf\.dropout is 0\.1; allowed: `dropout = 0\.0` where"):
+        check_trains("torch", state, spec)
 
 
 async def test_registry_opens_numpy_that_only_measures_for_the_dummy_optimizer() -> None:
