@@ -142,13 +142,13 @@ def is_of_transformers(spec: ModelSpec) -> bool:
 
 
 def check_repeatable(state: StateFile, spec: ModelSpec) -> None:
-    """Raise `Unsupported` if work on the model cannot be repeated where the run's results are computed again.
+    """Raise `Unsupported` if no work on the model can be repeated, as its class drops values where no line says so.
 
     Args:
-        state: the run's state file; `ensure_supported` checks what it says itself.
+        state: the run's state file; `unrepeatable` finds what it says itself.
         spec: its model; one that is not complete, or for which libraries are not installed, is not checked.
     """
-    if state.is_replayed and spec.hf is not None and is_of_transformers(spec):
+    if spec.hf is not None and is_of_transformers(spec):
         with naming_broken_libraries():
             from epochal.trainers.torch.config_keys import check_dropouts
 

@@ -182,7 +182,8 @@ def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permi
     optimizer = _optimizer_of(name, state)
     if name in (NUMPY, TORCH):
         check_trainer(name, spec.architecture)
-    check_repeatable(state, spec)
+    if state.is_replayed:
+        check_repeatable(state, spec)
     if name == REMOTE and spec.adapter is not None:
         allowed = f"no adapter, or --trainer {TORCH}: each client reads the base itself"
         raise _unsupported(REMOTE, "model.LLM.adapter", spec.adapter.variant, allowed)

@@ -1,19 +1,32 @@
 """`README.md` of a published run: what lies there, and the commands with which anybody checks it."""
 
+_STEP = """\
+5. Was the work done? Train some results again, drawn at random, with the run's data, which its state file names
+   (`--data` names a copy; a model of torch needs `--trainer torch`, and perhaps `--device`); each distance is shown
+   beside the tolerance:
+
+   ```text
+   epochal audit --recompute --retrain 20 .
+   ```"""
+"""The step that trains results again."""
+
 
 def first_line(run_id: str) -> str:
     """Return the page's first line, by which a folder is known as a publication of this run."""
     return f"# The run {run_id}, to be checked by anybody"
 
 
-def published_page(run_id: str, coordinator_key: str, version: str) -> str:
+def published_page(run_id: str, coordinator_key: str, version: str, unrepeatable: str) -> str:
     """Return the page.
 
     Args:
         run_id: the run.
         coordinator_key: its coordinator's raw Ed25519 public key, hex.
         version: of Epochal, which published it.
+        unrepeatable: the lines of its state file for which nobody can train its results again; "" if anybody can.
     """
+    trained = f"Nobody can train its results again to see whether the work was done: {unrepeatable}."
+    trained = trained if unrepeatable else _STEP
     return f"""{first_line(run_id)}
 
 This folder holds all that a check of this training run needs: its journal with every attestation (`run.sqlite`; a
@@ -50,13 +63,7 @@ Epochal {version}: in a copy of its repository, `pip install .` (`pip install '.
    epochal report . --out report.html
    ```
 
-5. Was the work done? Train some results again, drawn at random, with the run's data, which its state file names
-   (`--data` names a copy; a model of torch needs `--trainer torch`, and perhaps `--device`); each distance is shown
-   beside the tolerance:
-
-   ```text
-   epochal audit --recompute --retrain 20 .
-   ```
+{trained}
 
 Each command ends with exit code 0 if nothing is wrong, and names what is wrong otherwise. What this proves, and what it
 cannot, is on the page "Checking a run" of Epochal's documentation.

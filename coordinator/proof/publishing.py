@@ -30,6 +30,7 @@ from pydantic import Field
 
 from epochal.coordinator.auth.signing_key import SigningKey
 from epochal.coordinator.machine.records import Replayed, config_changes, opened_by
+from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import RULES_VERSION
 from epochal.coordinator.machine.views import KeptBlob, blobs_kept, state_file_text
 from epochal.coordinator.proof.backup import MAX_COPIES, Progress, check_key, copy_database, last_of
@@ -46,6 +47,7 @@ from epochal.coordinator.store.store import StoreReader
 from epochal.runtime.long_work import BYTES, counted_pieces, long_work
 from epochal.state.config.notify_table import VARIABLE_PREFIX
 from epochal.state.config.state_file import StateFile
+from epochal.state.config.support import unrepeatable
 from epochal.state.documents import Count, HexSha256
 from epochal.state.errors import InvalidDocument, InvalidInput, Refused, StoreFailed
 from epochal.state.messages.requests import HexKey
@@ -153,7 +155,7 @@ async def publish(url: str, to: PublishedFiles, versions: Versions, progress: Pr
             raise StoreFailed(f"{store.name} cannot be published: {swept}")
         key = SigningKey(await check_key(copy.keys, found.run, store.name))
         files += await _put_database(copy, folder, database.database, to)
-    page = published_page(found.run.state_file.run_id, found.run.identity.coordinator_key, versions.epochal)
+    page = _page_of(found.run, versions)
     files.append(await _put_text(to, README_FILE, page, "how to check this run"))
     files.append(await _put_text(to, STATE_FILE, state_file_text(found.run), "the run's state file"))
     sums = "".join(f"{file.sha256}  {file.name}\n" for file in sorted(files, key=lambda file: file.name))
@@ -165,6 +167,12 @@ async def publish(url: str, to: PublishedFiles, versions: Versions, progress: Pr
         if file.name not in named:
             await to.delete(file.name)
     return manifest
+
+
+def _page_of(run: Run, versions: Versions) -> str:
+    state, spec = run.state_file.at(run.progress.step), run.models.spec
+    lines = [f"`{one.path}` is `{one.value}`" for one in unrepeatable(state, spec or state.model.LLM.spec)]
+    return published_page(state.run_id, run.identity.coordinator_key, versions.epochal, ", ".join(lines))
 
 
 def _manifest(found: Replayed, versions: Versions, files: list[PublishedFile]) -> Publication:
@@ -209,7 +217,7 @@ async def _claim(to: PublishedFiles, found: Replayed, versions: Versions) -> Pub
         InvalidInput: it holds something else.
     """
     run_id = found.run.state_file.run_id
-    page = published_page(run_id, found.run.identity.coordinator_key, versions.epochal)
+    page = _page_of(found.run, versions)
     if await to.is_empty():
         await _put_text(to, README_FILE, page, "")
         return None

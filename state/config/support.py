@@ -21,6 +21,7 @@ from epochal.state.config.model_table import (
     Distro,
     DummyCheckpoint,
     Ephemeral,
+    ModelSpec,
 )
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES, StateFile
 from epochal.state.config.verify_table import MAX_REPEATABLE_STEPS, dropouts
@@ -106,26 +107,40 @@ def _unsupported_place(name: str, location: DataLocation | None, data_type: Data
 
 def _unrepeatable(state: StateFile) -> Iterator[Mistake]:
     """Yield what keeps a verifier from computing a result again that an honest client has made."""
-    merge, llm = state.merge, state.model.LLM
-    if merge.error_feedback:
-        yield _for_verify("merge.error_feedback", True, "false", "what earlier results left out is not public")
-    if merge.delay:
-        yield _for_verify("merge.delay", merge.delay, "0", "replays begin from replicas, not from clients' own results")
-    if merge.local_steps > MAX_REPEATABLE_STEPS:
+    if state.merge.local_steps > MAX_REPEATABLE_STEPS:
         line, why = f"{MAX_REPEATABLE_STEPS}, or fewer", "honest machines differ the more the longer they compute"
-        yield _for_verify("merge.local_steps", merge.local_steps, line, why)
-    for place, value in dropouts(llm.spec.tables, ("model", "LLM")):
+        yield _where_replayed("merge.local_steps", state.merge.local_steps, line, why)
+    yield from unrepeatable(state, state.model.LLM.spec)
+
+
+def unrepeatable(state: StateFile, spec: ModelSpec) -> Iterator[Mistake]:
+    """Yield what keeps everybody from computing a result again: work that depends on what nobody else knows.
+
+    Args:
+        state: the run's state file, at the step of the result.
+        spec: the run's model.
+    """
+    merge = state.merge
+    if merge.error_feedback:
+        yield _where_replayed("merge.error_feedback", True, "false", "what earlier results left out is not public")
+    if merge.delay:
+        why = "replays begin from replicas, not from clients' own results"
+        yield _where_replayed("merge.delay", merge.delay, "0", why)
+    if merge.inner_state == "keep" and not state.reveals_inner_states:
+        why = "clients reveal what they keep only in a run with a `[verify]` by replays"
+        yield _where_replayed("merge.inner_state", "keep", '"reset"', why)
+    for place, value in dropouts(spec.tables, ("model", "LLM")):
         yield dropout_mistake(".".join(map(str, place)), value)
 
 
 def dropout_mistake(path: str, value: object) -> Mistake:
     """Return the mistake that a model drops values at random where its work is to be computed again."""
-    return _for_verify(path, value, "0.0", "devices draw other random numbers")
+    return _where_replayed(path, value, "0.0", "devices draw other random numbers")
 
 
-def _for_verify(path: str, value: object, line: str, why: str) -> Mistake:
+def _where_replayed(path: str, value: object, line: str, why: str) -> Mistake:
     name = path.rpartition(".")[2]
-    return Mistake(path, show(value), f"`{name} = {line}` where there is a `[verify]`: {why}")
+    return Mistake(path, show(value), f"`{name} = {line}` where results are computed again: {why}")
 
 
 def _lacks_config(state: StateFile) -> bool:

@@ -27,7 +27,7 @@ from epochal.view.check_report import print_checks
 
 if TYPE_CHECKING:  # with what trains, which other audits do not need
     from epochal.run_manager.context import ClientDependencies
-    from epochal.tools.replays.stored_replays import StoredReplay
+    from epochal.tools.replays.stored_replays import StoredReplay, StoredReplays
 
 MAX_RETRAINED = 10_000
 
@@ -87,32 +87,37 @@ def audit(
     drawn = secrets.randbelow(2**31) if seed is None else seed
     dependencies = _dependencies(trainer, computing, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
-    _show(report, replays, drawn if retrain else None, as_json=as_json)
+    _show(report, replays, drawn, as_json=as_json)
     if record or (record is None and given_token(admin_token) is not None):
         obstacle = asyncio.run(_recorded(store, coordinator, given_token(admin_token), tls_ca, asdict(report)))
         if obstacle and record:
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
-    raise typer.Exit(0 if report.passed and all(replay.passes for replay in replays) else 1)
+    is_done = replays is None or all(replay.passes for replay in replays.replays)
+    raise typer.Exit(0 if report.passed and is_done else 1)
 
 
-def _show(report: AuditReport, replays: "list[StoredReplay]", drawn: int | None, *, as_json: bool) -> None:
-    """Print an audit, and the results that were trained again if there are any: `drawn` is the seed that drew them."""
+def _show(report: AuditReport, found: "StoredReplays | None", seed: int, *, as_json: bool) -> None:
+    """Print an audit, and the results that were trained again, drawn by the seed; None if none were to be."""
     fields = asdict(report)
     if as_json:
-        again = {} if drawn is None else {"retrained": list(map(asdict, replays)), "seed": drawn}
+        again = {} if found is None else {"retrained": list(map(asdict, found.replays)), "seed": seed}
+        if found is not None:
+            again |= {"computable_count": found.computable_count, "kept_count": found.kept_count}
         typer.echo(json.dumps(fields | again, indent=2))
         return
     print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
-    if drawn is not None:
-        typer.echo(f"{counted(len(replays), 'result')} trained again, drawn with --seed {drawn}:")
-    for replay in replays:
+    if found is None:
+        return
+    of_kept = f"{found.computable_count} of {counted(found.kept_count, 'kept result')} can be computed"
+    typer.echo(f"{counted(len(found.replays), 'result')} trained again, drawn with --seed {seed}; {of_kept}:")
+    for replay in found.replays:
         typer.echo(_line_of(replay))
 
 
 async def _audited(
     store: str, recompute: bool, retrain: int, dependencies: "ClientDependencies | None", seed: int
-) -> tuple[AuditReport, "list[StoredReplay]"]:
+) -> tuple[AuditReport, "StoredReplays | None"]:
     """Return the audit of a store or a publication, and the results that were trained again."""
     with contextlib.ExitStack() as closing:
         if is_bucket(store):
@@ -121,7 +126,7 @@ async def _audited(
             store = folder
         report = await audit_store(store, recompute=recompute)
         if dependencies is None:
-            return report, []
+            return report, None
         from epochal.tools.replays.stored_replays import replay_stored
 
         return report, await replay_stored(store, retrain, dependencies, seed)

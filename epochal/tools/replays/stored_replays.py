@@ -5,6 +5,7 @@ replica on the way is recomputed from the older kept checkpoint, and compared wi
 """
 
 import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from epochal.coordinator.machine.replays.tolerances import distances_key, tolerance_of
@@ -15,12 +16,15 @@ from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.store.store import StoreReader
 from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.runtime.long_work import long_work
+from epochal.state.config.support import unrepeatable
 from epochal.state.documents import Outcome, OutcomeEntry
-from epochal.state.errors import DataError, InvalidInput, StoreFailed, TrainerFailed
+from epochal.state.errors import DataError, InvalidConfig, InvalidInput, Mistake, StoreFailed, TrainerFailed
+from epochal.state.messages.state_messages import StateBlob
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.model.tensors import Buffer
 from epochal.state.wire import Sha256, sha256_hex
 from epochal.tools.replays.replay import Replays, RevealedFiles, WorkOfRound, no_ticket, opened_replays
+from epochal.trainers.architectures import check_repeatable
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,25 @@ class StoredReplay:
         return not self.obstacle and self.excess <= self.tolerance
 
 
-async def replay_stored(url: str, count: int, dependencies: ClientDependencies, seed: int) -> list[StoredReplay]:
+@dataclass(frozen=True, slots=True)
+class StoredReplays:
+    """Kept results, computed again.
+
+    Attributes:
+        replays: those that were drawn.
+        computable_count: the kept results that can be computed again, of which those were drawn.
+        kept_count: all results since the older kept checkpoint.
+    """
+
+    replays: tuple[StoredReplay, ...]
+    computable_count: int
+    kept_count: int
+
+
+async def replay_stored(url: str, count: int, dependencies: ClientDependencies, seed: int) -> StoredReplays:
     """Compute `count` random results of a stored run's kept rounds again, or all if there are fewer.
+
+    They are drawn among those that can be computed: where clients keep inner states, those whose states are kept.
 
     Args:
         url: the store, which may be a published folder.
@@ -61,7 +82,7 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
 
     Raises:
         StoreFailed: the run cannot be read, or its kept results lead to another replica than was attested.
-        InvalidInput, Unsupported: the run cannot be computed here.
+        InvalidInput, Unsupported: the run cannot be computed here, or, as its lines or missing states say, nowhere.
     """
     store = open_store_reader(url)
     async with store.place.copying():
@@ -69,9 +90,12 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
         models = run.models
         if models.spec is None or not models.checkpoints:
             raise StoreFailed(f"{store.name} has no checkpoint: there is nothing to compute again")
+        state = run.identity.state_file
+        check_repeatable(state, models.spec)
         kept = [outcome for step, outcome in models.outcomes.items() if step > models.checkpoints[0].step]
-        drawn = _drawn(kept, count, seed)
-        access = RunAccess(run.identity.state_file, models.spec, no_ticket)
+        possible = list(computable(run, kept, store.name))
+        drawn = _drawn(possible, count, seed)
+        access = RunAccess(state, models.spec, no_ticket)
         found: list[StoredReplay] = []
         async with opened_replays(access, dependencies) as replays:
             replays.check_data(run.data.fingerprint)
@@ -84,50 +108,73 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
                         raise StoreFailed(f"replica {replica.step} recomputes to another digest than was attested")
                     for entry in drawn[step]:
                         data = await blob_of(store.blobs, Sha256(entry.result_sha256))
-                        try:
-                            states = await _revealed(run, store, step, entry)
-                        except _Unrevealed as error:
-                            found.append(StoredReplay(step, entry.client_id, obstacle=str(error)))
-                        else:
-                            found.append(await _compared(run, replays, entry, replica, (data, states)))
+                        states = await _revealed(run, store, step, entry)
+                        found.append(await _compared(run, replays, entry, replica, (data, states)))
                         work.advance()
-    return found
+    return StoredReplays(tuple(found), len(possible), sum(len(outcome.entries) for outcome in kept))
 
 
-def _drawn(kept: list[Outcome], count: int, seed: int) -> dict[int, list[OutcomeEntry]]:
+def computable(run: Run, kept: list[Outcome], name: str) -> Iterator[tuple[int, OutcomeEntry]]:
+    """Yield the results of outcomes that can be computed again, each with its step.
+
+    Raises:
+        InvalidInput: there are results, and none can be; with the lines of the state file (in the store `name`) that
+            are why.
+    """
+    mistakes: dict[Mistake, None] = {}
+    found = False
+    for outcome in kept:
+        at_step = run.identity.state_file.at(outcome.step)
+        wrong = () if run.models.spec is None else tuple(unrepeatable(at_step, run.models.spec))
+        mistakes |= dict.fromkeys(wrong)
+        for entry in () if wrong else outcome.entries:
+            if not at_step.reveals_inner_states or _states_of(run, outcome.step, entry) is not None:
+                found = True
+                yield outcome.step, entry
+    if found or not kept:
+        return
+    if mistakes:
+        raise InvalidConfig(f"the state file of {name}, whose results nobody can compute again", tuple(mistakes))
+    raise InvalidInput(
+        f"{name} keeps no inner state of the rounds since the older kept checkpoint, and its clients begin with those "
+        "that they keep; allowed: a copy from a time when replays are open or have just passed"
+    )
+
+
+def _drawn(possible: Iterable[tuple[int, OutcomeEntry]], count: int, seed: int) -> dict[int, list[OutcomeEntry]]:
     """Return entries of outcomes by step: those of the smallest digests of seed, step and client."""
 
     def place(found: tuple[int, OutcomeEntry]) -> str:
         return sha256_hex(f"{seed}/{found[0]}/{found[1].client_id}".encode())
 
-    entries = ((outcome.step, entry) for outcome in kept for entry in outcome.entries)
     drawn: dict[int, list[OutcomeEntry]] = {}
-    for step, entry in heapq.nsmallest(count, entries, key=place):
+    for step, entry in heapq.nsmallest(count, possible, key=place):
         drawn.setdefault(step, []).append(entry)
     return drawn
 
 
-class _Unrevealed(Exception):
-    """Raised where the inner state with which a result's round began is not kept; never reaches a caller."""
+def _states_of(run: Run, step: int, entry: OutcomeEntry) -> tuple[StateBlob | None, StateBlob | None] | None:
+    """Return the inner states with which a client's round began and ended, as far as they are kept.
+
+    The first is None if the round began fresh, the second if it is not kept. None if the first is not kept.
+    """
+    for one in run.members.verification.kept():
+        if (one.step, one.client_id) == (step, entry.client_id) and one.states is not None:
+            begin, end = one.states.begin, one.states.end
+            if begin not in one.awaited:
+                return begin, None if end in one.awaited else end
+    counted = run.members.trust_of(entry.client_id).counted
+    is_fresh = counted is not None and counted.step == step and counted.states.begin is None
+    return (None, None) if is_fresh else None
 
 
 async def _revealed(run: Run, store: StoreReader, step: int, entry: OutcomeEntry) -> RevealedFiles | None:
-    """Return the inner states of a result that are kept; None in a run whose clients keep none.
-
-    Raises:
-        _Unrevealed: the result did not begin fresh, as far as is known, and its client was not asked for its states.
-    """
-    if not run.identity.state_file.at(step).reveals_inner_states:
+    """Return the kept inner states of a result that can be computed; None in a run whose clients reveal none."""
+    states = _states_of(run, step, entry) if run.identity.state_file.at(step).reveals_inner_states else None
+    if states is None:
         return None
-    for one in run.members.verification.kept():
-        if (one.step, one.client_id) == (step, entry.client_id) and one.states is not None and not one.awaited:
-            begin, end = one.states.begin, one.states.end
-            began = None if begin is None else await blob_of(store.blobs, Sha256(begin.sha256))
-            return RevealedFiles(began, await blob_of(store.blobs, Sha256(end.sha256)))
-    counted = run.members.trust_of(entry.client_id).counted
-    if counted is not None and counted.step == step and counted.states.begin is None:
-        return RevealedFiles(None, None)
-    raise _Unrevealed("its client keeps its inner state, and no state of this round is kept in the run's store")
+    begin, end = [None if one is None else await blob_of(store.blobs, Sha256(one.sha256)) for one in states]
+    return RevealedFiles(begin, end)
 
 
 async def _compared(

@@ -324,7 +324,7 @@ def test_check_refuses_dropout_that_a_config_has_by_default(tmp_path: Path) -> N
     need_module("transformers")
     ran = checked(tmp_path, state_text(**REPLAYED, model__LLM__hf=GPT2 | {"attn_pdrop": 0.2}))
     written, *defaults = (
-        f"model.LLM.hf.{name} is {{}}; allowed: `{name} = 0.0` where there is a" for name in NO_DROPOUT
+        f"model.LLM.hf.{name} is {{}}; allowed: `{name} = 0.0` where results are" for name in NO_DROPOUT
     )
     ran.expect(2, written.format("0.2"), *(line.format("0.1") for line in defaults))
     assert [ran.err.count(f"hf.{name} is") for name in ("summary_first_dropout", *NO_DROPOUT)] == [0, 1, 1, 1]

@@ -216,7 +216,9 @@ def test_run_that_verifies_is_one_that_check_takes_without_notes(tmp_path: Path,
 @pytest.mark.nightly
 def test_run_that_verifies_is_refused_what_cannot_be_repeated(tmp_path: Path) -> None:
     verified = ("init", str(tmp_path / "run"), "--verify", "5")
-    run_main(*verified, "--local-steps", "101").expect(2, "`local_steps = 100, or fewer` where there is a `[verify]`")
+    run_main(*verified, "--local-steps", "101").expect(
+        2, "`local_steps = 100, or fewer` where results are computed again"
+    )
     run_main(*verified, "--codec", "int2").expect(2, "--codec 'int2'", "allowed: float32, int8, int4")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 256, "attn_pdrop": 0.1}))

@@ -63,9 +63,9 @@ def test_everything_unsupported_is_named_at_once() -> None:
         ensure_supported(state, "runs/state.toml")
     assert str(caught.value).startswith("runs/state.toml: not supported yet\n")
     assert [mistake.path for mistake in caught.value.mistakes] == [
+        "merge.local_steps",
         "merge.error_feedback",
         "merge.delay",
-        "merge.local_steps",
         "model.LLM.hf.attn_pdrop",
         "model.LLM.hf.text.dropout",
         "model.LLM.architecture",
@@ -183,9 +183,31 @@ def test_what_cannot_be_repeated_is_supported_where_nothing_is_verified() -> Non
         ensure_supported(state_file(verify={"percent": 10}, merge__inner_state=inner_state), "state.toml")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "places"),
+    [
+        ({}, ["merge.inner_state"]),
+        ({"verify": {}}, []),
+        ({"verify": {"by": "scores"}}, ["merge.inner_state"]),
+        ({"merge__inner_state": "reset"}, []),
+        (
+            {"merge__inner_state": "reset", "merge__error_feedback": True, "merge__delay": 1},
+            ["merge.error_feedback", "merge.delay"],
+        ),
+        (
+            {"model__LLM__architecture": "HfAuto", "model__LLM__hf": {"model_type": "gpt2", "attn_pdrop": 0.1}},
+            ["merge.inner_state", "model.LLM.hf.attn_pdrop"],
+        ),
+    ],
+)
+def test_lines_for_which_nobody_computes_results_again(overrides: dict[str, Any], places: list[str]) -> None:
+    state = state_file(**overrides)
+    assert [mistake.path for mistake in config.unrepeatable(state, state.model.LLM.spec)] == places
+
+
 def test_line_that_makes_work_repeatable_is_named_with_its_reason() -> None:
     with pytest.raises(Unsupported) as caught:
         ensure_supported(state_file(verify={}, merge__delay=1), "state.toml")
     (mistake,) = caught.value.mistakes
     assert (mistake.path, mistake.value) == ("merge.delay", "1")
-    assert mistake.allowed.startswith("`delay = 0` where there is a `[verify]`: replays begin")
+    assert mistake.allowed.startswith("`delay = 0` where results are computed again: replays begin")

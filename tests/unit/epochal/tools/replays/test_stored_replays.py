@@ -6,13 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from epochal.coordinator.machine.parts.verification import Verification
+from epochal.coordinator.proof.backup import last_of
 from epochal.coordinator.proof.publishing import Versions, publish
+from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.store.published_files import FolderFiles
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.context import RunAccess
-from epochal.state.errors import InvalidInput
-from epochal.tools.replays.stored_replays import replay_stored
+from epochal.state.errors import InvalidConfig, InvalidInput
+from epochal.tools.replays.stored_replays import computable, replay_stored
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import run_main_in_thread
 from tests.support.drive.journaled_run import KeptRun, keep_in
@@ -40,13 +43,13 @@ async def test_outsider_finds_the_liar_and_nobody_else(tmp_path: Path) -> None:
     async with simulated_run(state, seed=5) as run:
         await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec(open_trainer=lying))
         to, liar = await published(run, tmp_path), run.clients[LIAR - 1].client_id
-    found = await replay_stored(to, ALL, DEPENDENCIES, seed=1)
+    found = (await replay_stored(to, ALL, DEPENDENCIES, seed=1)).replays
     assert {one.client_id for one in found if not one.passes} == {liar}
     assert {one.excess for one in found if one.client_id != liar} == {0.0}
     assert {one.tolerance for one in found} == {0.30}  # nobody has calibrated
     few = await replay_stored(to, 3, DEPENDENCIES, seed=1)
-    assert len(few) == 3
-    assert set(few) < set(found)
+    assert (len(few.replays), few.computable_count, few.kept_count) == (3, len(found), len(found))
+    assert set(few.replays) < set(found)
     assert few == await replay_stored(to, 3, DEPENDENCIES, seed=1)
 
 
@@ -58,9 +61,42 @@ async def test_results_before_and_after_a_change_are_at_no_distance(tmp_path: Pa
     async with simulated_run(state, seed=5) as run:
         await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec("numpy"))
         to = await published(run, tmp_path)
-    found = await replay_stored(to, ALL, DEPENDENCIES, seed=1)
+    found = (await replay_stored(to, ALL, DEPENDENCIES, seed=1)).replays
     assert {one.step for one in found} >= {2, 3, 4}
     assert {(one.excess, one.obstacle) for one in found} == {(0.0, "")}
+
+
+async def test_results_of_clients_that_keep_moments_unrevealed_are_refused(tmp_path: Path) -> None:
+    async with simulated_run(small_state(8), seed=5) as run:
+        await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec("numpy"))
+        to = await published(run, tmp_path)
+    with pytest.raises(InvalidConfig, match="whose results nobody can compute again") as caught:
+        await replay_stored(to, ALL, DEPENDENCIES, seed=1)
+    (mistake,) = caught.value.mistakes
+    assert (mistake.path, mistake.value) == ("merge.inner_state", '"keep"')
+    assert mistake.allowed.startswith('`inner_state = "reset"` where results are computed again: clients reveal')
+    page = (Path(to) / "README.md").read_text(encoding="utf-8")
+    assert "Nobody can train its results again to see whether the work was done: `merge.inner_state` is" in page
+    assert "--retrain" not in page
+
+
+async def test_results_whose_moments_are_kept_are_drawn_and_pass(tmp_path: Path) -> None:
+    keeping: dict[str, object] = {"verify": {"percent": 50}, "merge__inner_state": "keep", "merge__local_steps": 3}
+    async with simulated_run(small_state(8, **keeping), seed=5) as run:
+        await run.play(*(ClientSpec("numpy", spool_folder=tmp_path / str(number)) for number in range(3)))
+        to = await published(run, tmp_path)
+    found = await replay_stored(to, ALL, DEPENDENCIES, seed=1)
+    assert 0 < found.computable_count == len(found.replays) < found.kept_count
+    assert {(one.excess, one.obstacle) for one in found.replays} == {(0.0, "")}
+    ran = await run_main_in_thread("audit", "--recompute", "--retrain", "2", to, environment={})
+    ran.expect(0, f"; {found.computable_count} of {found.kept_count} kept results can be computed:")
+    assert "--retrain 20" in (Path(to) / "README.md").read_text(encoding="utf-8")
+    run_then = (await last_of(open_store_reader(to))).run
+    outcomes = list(run_then.models.outcomes.values())
+    forgotten = run_then.with_parts(run_then.members.verified_as(Verification()))
+    with pytest.raises(InvalidInput, match="keeps no inner state of the rounds since the older kept checkpoint"):
+        list(computable(forgotten, outcomes[-1:], "store"))
+    assert list(computable(forgotten, [], "store")) == []
 
 
 @pytest.mark.nightly
