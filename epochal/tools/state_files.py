@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from epochal.state.config.data_file import DataConfig, parse_data_config
+from epochal.state.config.model_table import Architecture
 from epochal.state.config.state_file import StateFile, dump_state, parse_state
 from epochal.state.config.support import ensure_supported
+from epochal.state.config.verify_table import MAX_BF16_STEPS
 from epochal.state.errors import InvalidConfig, InvalidInput, Mistake, Unsupported
 from epochal.trainers.architectures import ARCHITECTURES
 
@@ -50,6 +52,18 @@ def early_drops(state: StateFile) -> str | None:
         f"config.checkpoint_every is {every}, verify.within is {verify.within}: verifiers have {every} to {2 * every} "
         f"rounds for a result, as the replica before it is gone then; write `checkpoint_every = {verify.within}`, or "
         f"more, or `within = {every}`"
+    )
+
+
+def long_rounds(state: StateFile) -> str | None:
+    """Return the warning that verifiers find little in bf16, as the rounds are long for it; None if they are not."""
+    most = max(state.at(step).merge.local_steps for step in (0, *(change.at_step for change in state.changes)))
+    if not state.is_replayed or most <= MAX_BF16_STEPS or state.model.LLM.architecture is Architecture.EPOCHAL_NGRAM:
+        return None
+    return (
+        f"merge.local_steps is {most}: honest results of members in bf16 may lie 0.1 and more from their replays, and "
+        f"false ones that lie as near are not found; write `local_steps = {MAX_BF16_STEPS}`, or fewer, or let members "
+        "use --precision float32"
     )
 
 

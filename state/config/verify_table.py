@@ -10,6 +10,8 @@ from epochal.state.config.schema import Path, Section
 MAX_WITHIN = 64
 MAX_REPEATABLE_STEPS = 100
 """Number of local steps up to which two machines that do the same work stay closer than honest work and other work."""
+MAX_BF16_STEPS = 30
+"""Number of local steps up to which they do so in bf16."""
 
 
 class VerifyConfig(Section):

@@ -13,7 +13,7 @@ from epochal.state.config.data_file import DataConfig, check_together
 from epochal.state.config.state_file import StateFile
 from epochal.state.config.support import ensure_supported
 from epochal.state.errors import InvalidInput, Unsupported
-from epochal.tools.state_files import early_drops, read_data_config, read_state, unpinned_data
+from epochal.tools.state_files import early_drops, long_rounds, read_data_config, read_state, unpinned_data
 from epochal.trainers.architectures import ARCHITECTURES
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def check(
     if not no_files:
         checked.open_files(network)
     checked.note_unpinned_data()
-    checked.note_early_drops()
+    checked.note_hard_replays()
     checked.note_tight_timers()
     for fact in checked.facts:
         typer.echo(fact)
@@ -123,10 +123,11 @@ class _Checked:
         line = "" if self._fingerprint is None else f'. These have `data_fingerprint = "{self._fingerprint}"`'
         self.notes.append(f"{self._state[1]}: {warning}{line}")
 
-    def note_early_drops(self) -> None:
-        """Note that verifiers have less time than the file says."""
-        if self._state is not None and (warning := early_drops(self._state[0])) is not None:
-            self.notes.append(f"{self._state[1]}: {warning}")
+    def note_hard_replays(self) -> None:
+        """Note that verifiers have less time than the file says, or find less than they could."""
+        if self._state is not None:
+            state, path = self._state
+            self.notes += [f"{path}: {warning}" for warning in (early_drops(state), long_rounds(state)) if warning]
 
     def note_tight_timers(self) -> None:
         """Note which timers cannot hold with modest lines. A model that is not known here is reported elsewhere."""

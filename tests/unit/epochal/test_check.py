@@ -320,6 +320,25 @@ NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 REPLAYED = {"verify": {}, "merge__inner_state": "reset", "model__LLM__architecture": "HfAuto"}
 
 
+@pytest.mark.parametrize(("steps", "verified", "is_long"), [(30, {}, False), (31, {}, True), (31, None, False)])
+def test_check_warns_of_rounds_too_long_for_bf16(
+    tmp_path: Path, steps: int, verified: dict[str, Any] | None, is_long: bool
+) -> None:
+    rounds: dict[str, Any] = {**HF_LLAMA, "model__LLM__hf": LLAMA, "merge__local_steps": steps}
+    rounds |= {} if verified is None else {"verify": verified}
+    ran = checked(tmp_path, state_text(**rounds), None, "--no-files")
+    ran.expect(0, "is valid")
+    said = f"merge.local_steps is {steps}: honest results of members in bf16 may lie 0.1 and more from their replays"
+    assert (said in ran.err) is is_long
+    assert ("write `local_steps = 30`, or fewer, or let members use --precision float32" in ran.err) is is_long
+
+
+def test_check_notes_no_bf16_where_members_have_none(tmp_path: Path) -> None:
+    ran = checked(tmp_path, state_text(verify={}, merge__local_steps=100))
+    ran.expect(0, "is valid")
+    assert "members in bf16" not in ran.err
+
+
 def test_check_refuses_dropout_that_a_config_has_by_default(tmp_path: Path) -> None:
     need_module("transformers")
     ran = checked(tmp_path, state_text(**REPLAYED, model__LLM__hf=GPT2 | {"attn_pdrop": 0.2}))
