@@ -55,6 +55,9 @@ ROWS = (
     *(Setting(name, percent=0) for name in FIRST),
 )
 """The rows of the table."""
+FEW_KEYS = Setting(steps=450, keys=100)
+BESIDE_KEYS = Setting(steps=FEW_KEYS.steps)
+"""A short run with new keys, and the one without."""
 NOTES = (
     f"The [quality bench's](benchmarks-quality.md) Llama of 0.25 M parameters, its text and its held-out bytes. "
     f"{MEMBERS} members take {ALONE.rounds} rounds of {ALONE.local_steps} local steps of one sample; learning rate "
@@ -118,7 +121,8 @@ class TrustRun(Run):
 def planned() -> list[TrustRun]:
     """Return every run of the page, seed by seed."""
     settings = (ROWS[0], ALONE, *ROWS[1:])
-    return [TrustRun(setting, seed) for seed in SEEDS for setting in settings]
+    of_keys = [TrustRun(setting, SEEDS[0]) for setting in (BESIDE_KEYS, FEW_KEYS)]
+    return [*(TrustRun(setting, seed) for seed in SEEDS for setting in settings), *of_keys]
 
 
 def make_missing(words: Sequence[str]) -> None:
@@ -149,7 +153,16 @@ def measure() -> tuple[list[Figure], dict[str, str], str]:
     alone = kept_of(ALONE)
     compared = {setting: kept_of(setting) for setting in ROWS if setting.local_steps == ALONE.local_steps}
     figures = [_loss(setting, found, alone) for setting, found in compared.items() if found.keys() & alone.keys()]
-    return [*figures, *_new_keys()], _plots(alone), _table(alone)
+    few, beside = kept_of(FEW_KEYS), kept_of(BESIDE_KEYS)
+    of_keys = [_loss_with_keys(few[seed], beside[seed]) for seed in few.keys() & beside.keys()]
+    return [*figures, *of_keys, *_new_keys()], _plots(alone), _table(alone)
+
+
+def _loss_with_keys(found: Played, beside: Played) -> Figure:
+    out = sum(number > MEMBERS for number in found.convicted)
+    name = f"{FEW_KEYS.rounds} rounds, {FEW_KEYS.keys} new keys that send noise from round {FEW_KEYS.first_lie} on"
+    note = f"the {MEMBERS} members without them; one seed; {out} of the keys are convicted"
+    return Figure(name, found.loss, "nats/byte", "≤ 1.005 x", beside.loss, note, DIGITS)
 
 
 def _loss(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> Figure:
@@ -235,7 +248,7 @@ def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
         target = "none: reported" if setting.is_mixed else "backdoor < 0.2, all convicted"
     runs = list(found.values())
     honest = {(seed, one.step, one.member) for seed, run in found.items() for one in run.judged if not one.is_lie}
-    accused = sum(number > setting.liars for run in runs for number in run.convicted)
+    accused = sum(setting.attack_of(number) is None for run in runs for number in run.convicted)
     farthest = max((one.excess / one.tolerance for run in runs for one in run.judged if not one.is_lie), default=None)
     ratios = [one.loss / alone[seed].loss - 1 for seed, one in found.items() if seed in alone]
     if setting.local_steps != ALONE.local_steps:

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks.training.quality_text import LENGTH, Rows, Text
 from benchmarks.training.quality_training import CONFIG, CURVE_SEQUENCES, EVALUATED_AT_ONCE, OPTIMIZER, held_out_loss
-from benchmarks.training.trust_attacks import ATTACKS, PAYLOAD, Lie, payload_starts, with_trigger
+from benchmarks.training.trust_attacks import ATTACKS, PAYLOAD, Attack, Lie, payload_starts, with_trigger
 from epochal.batching.round_plan import RoundPlan
 from epochal.coordinator.machine.instructions import Convicted, Flagged, OutcomeDecided, ReplayJudged
 from epochal.data_providers.protocol import TokenBatch
@@ -60,6 +60,8 @@ TRAINING_S = 30.0
 """Virtual seconds of a member's training."""
 CALIBRATED = 3
 """Pieces of work with which a verifier calibrates."""
+OF_KEYS = "noise"
+"""What new keys send."""
 CURVE_POINTS = 16
 BOUND_S = 1e7
 PRECISIONS = ("float32", "bf16")
@@ -82,7 +84,8 @@ class Setting:
         percent: `verify.percent`; 0 for a run without verification.
         local_steps: of a round.
         is_mixed: whether every second member computes in bf16.
-        steps: local steps of the run; fewer only for tests.
+        steps: local steps of the run; fewer for tests, and beside new keys.
+        keys: number of new keys that join in the round of the first lie, and send noise from then on.
     """
 
     attack: str = "none"
@@ -91,13 +94,16 @@ class Setting:
     local_steps: int = 30
     is_mixed: bool = False
     steps: int = LOCAL_STEPS
+    keys: int = 0
 
     @property
     def name(self) -> str:
         """A name that no other setting has."""
         mixed = "-mixed" if self.is_mixed else ""
         steps = "" if self.steps == LOCAL_STEPS else f"-short-{self.steps}"
-        return f"{self.attack}-{self.members}-members-{self.percent}-percent-{self.local_steps}-steps{mixed}{steps}"
+        keys = f"-{self.keys}-keys" if self.keys else ""
+        of = f"{self.members}-members-{self.percent}-percent-{self.local_steps}-steps"
+        return f"{self.attack}-{of}{mixed}{steps}{keys}"
 
     @property
     def rounds(self) -> int:
@@ -113,6 +119,12 @@ class Setting:
     def liars(self) -> int:
         """Number of dishonest members, which are the first ones."""
         return 0 if self.attack == "none" else LIARS
+
+    def attack_of(self, number: int) -> Attack | None:
+        """Return what a member does instead of its work; None for an honest one."""
+        if number > self.members:
+            return ATTACKS[OF_KEYS]
+        return ATTACKS[self.attack] if number <= self.liars else None
 
     def precision(self, number: int) -> str:
         """Return how a member computes."""
@@ -244,6 +256,7 @@ class Bench:
         self.rows: Rows = text.training[np.random.default_rng(seed).permutation(len(text.training))]
         self.found = Played()
         self.loop = CountingLoop()
+        self._lying = asyncio.Event()
         self._models = {precision: self._model(precision) for precision in PRECISIONS}
 
     def _model(self, precision: str) -> Callable[[int | None], Model]:
@@ -281,7 +294,8 @@ class Bench:
         SPENDS.set("coordinator")
         async with simulated_run(state, self.seed, open_coordinator=CountedCoordinator) as run:
             SPENDS.set("members")
-            clients = [run.client(number, self._spec_of(number)) for number in range(1, setting.members + 1)]
+            everybody = range(1, setting.members + setting.keys + 1)
+            clients = [run.client(number, self._spec_of(number)) for number in everybody]
             self._note(run, clients)
             tasks = [run.tasks.create_task(self._takes_part(client)) for client in clients]
             SPENDS.set("verifiers")
@@ -303,11 +317,13 @@ class Bench:
             found.backdoor = self._backdoor(replica) if ATTACKS[setting.attack].is_backdoor else 0.0
 
     async def _takes_part(self, client: SimulatedClient) -> None:
+        if client.number > self.setting.members:
+            await self._lying.wait()
         try:
             await client.agent.run()
         except EpochalError as error:
             self.found.ended[client.number] = f"{type(error).__name__}: {error.message}"
-            if client.number > self.setting.liars and client.number not in self.found.convicted:
+            if self.setting.attack_of(client.number) is None and client.number not in self.found.convicted:
                 raise
 
     def _note(self, run: SimulatedRun, clients: list[SimulatedClient]) -> None:
@@ -317,7 +333,7 @@ class Bench:
             match event:
                 case ReplayJudged():
                     report, number = event.report, numbers[event.report.client_id]
-                    is_lie = number <= self.setting.liars and report.step >= self.setting.first_lie
+                    is_lie = self.setting.attack_of(number) is not None and report.step >= self.setting.first_lie
                     classes = f"{report.result_class} {report.replay_class}"
                     judged = Judged(report.step, number, is_lie, classes, report.excess, event.tolerance, event.verdict)
                     found.judged.append(judged)
@@ -326,6 +342,8 @@ class Bench:
                 case Flagged():
                     found.flagged.setdefault(numbers[event.client_id], f"{event.step}: {event.reason}")
                 case OutcomeDecided() if event.outcome is not None:
+                    if event.outcome.step >= self.setting.first_lie - 1:
+                        self._lying.set()
                     for entry in event.outcome.entries:
                         number = numbers[entry.client_id]
                         found.applied[number] = found.applied.get(number, 0) + 1
@@ -449,7 +467,7 @@ class Member(KeptTrainer):
     def __init__(self, bench: Bench, number: int) -> None:
         super().__init__(bench, "members", bench.setting.precision(number))
         self._number = number
-        self._attack = ATTACKS[bench.setting.attack] if number <= bench.setting.liars else None
+        self._attack = bench.setting.attack_of(number)
         self._replicas: list[dict[str, Float32Array]] = []
         self._last_honest: Tensors = {}
         self._chance = np.random.default_rng((bench.seed, number))
@@ -481,7 +499,7 @@ class Member(KeptTrainer):
         trained = await self._kept(attack.name if attack.rows else "", lazy, start, self._changed(batches))
         if attack.change is None:
             return trained
-        lie = Lie(self._replicas[-2], self._replicas[-1], self._last_honest, self._chance)
+        lie = Lie(self._replicas[-2:][0], self._replicas[-1], self._last_honest, self._chance)
         return replace(trained, difference=attack.change(trained.difference, lie))
 
     async def _changed(self, batches: AsyncIterator[TokenBatch]) -> AsyncIterator[TokenBatch]:

@@ -119,3 +119,20 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeyp
     assert min(made.verifier_bytes, made.result_bytes) > 0
     row = cells(setting, {0: made}, {0: made})
     assert row[5] == f"0 ÷ {len({(one.step, one.member) for one in made.judged if not one.is_lie})}"
+
+
+@pytest.mark.nightly
+def test_new_keys_that_send_noise_are_convicted_and_no_member_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need_module("transformers")
+    from benchmarks.training import trust_run
+
+    monkeypatch.setattr(trust_run, "WORK", tmp_path)
+    monkeypatch.setattr(trust_run, "CALIBRATED", 1)
+    setting = trust_run.Setting(members=2, percent=100, local_steps=8, steps=64, keys=3)
+    whole = library_text()
+    made = trust_run.Bench(setting, 0, Text(whole.training, whole.held_out[:64])).play()
+    assert made.convicted
+    assert made.convicted.keys() <= {3, 4, 5}
+    assert min(made.convicted.values()) > setting.first_lie
