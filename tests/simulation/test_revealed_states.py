@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from epochal.batching.round_plan import RoundPlan
 from epochal.coordinator.machine.instructions import Convicted, ReplayJudged, ReplaysDrawn, StateWithheld
@@ -64,6 +65,20 @@ class Boasting(Working):
     def inner_state(self) -> InnerState:
         found = super().inner_state
         return InnerState(found.step_count, {name: FACTOR * one for name, one in found.tensors.items()})
+
+
+class Watched(Working):
+    """Notes each round that it trains, and with how many steps' moments it begins."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self.begun: list[tuple[int, int]] = []
+
+    async def train(
+        self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
+    ) -> TrainedRound:
+        self.begun.append((plan.step, self.inner_state.step_count))
+        return await super().train(plan, parameters, batches)
 
 
 HONEST = ClientSpec(open_trainer=Working.open)
@@ -213,3 +228,28 @@ async def test_states_outlive_a_restart_of_client_and_coordinator(tmp_path: Path
     assert max(of_first) > again >= 9
     assert {(one.report.excess, one.report.state_excess) for one in played.judged} == {(0.0, 0.0)}
     assert (played.convicted, played.withheld) == (set(), [])
+
+
+@in_virtual_time
+async def test_calibration_takes_one_piece_a_round_and_begins_with_moments(tmp_path: Path) -> None:
+    opened: list[Watched] = []
+
+    def watched(_: str | None, __: int | None) -> ClientDependencies:
+        async def open_watched(access: RunAccess, worker: Worker) -> Trainer:
+            trainer = Watched.open(access.state, worker)
+            assert isinstance(trainer, Watched)
+            opened.append(trainer)
+            return trainer
+
+        return replace(opening(None, None), open_trainer=open_watched)
+
+    async with simulated_run(keeping(), seed=5) as run:
+        played = Played(run, tmp_path)
+        clients = [played.start(number, HONEST) for number in (1, 2, 3)]
+        api = VerifierApi("verifier", run)
+        verifier = await verifier_of(api, run.coordinator.state, watched, POLICY, varies=False)
+        await verifier.calibrate(3)
+        await ended(clients, run.tasks.create_task(verifier.run()))
+    (trainer,) = opened
+    found = [(step, moments > 0) for step, moments in trainer.begun[:9]]
+    assert found == [(step, has_moments) for step in (1, 2, 3) for has_moments in (False, True, True)]

@@ -61,8 +61,8 @@ def verifier(
             min=0,
             max=MAX_PIECES,
             metavar="N",
-            help="First repeat N pieces of the run's work in each class that this machine has, and report how far apart"
-            " honest repetitions are; in the run that is repeated from time to time.",
+            help="First repeat work of N rounds of the run in each class that this machine has, and report how far"
+            " apart honest repetitions are; in the run that is repeated from time to time.",
         ),
     ] = 0,
     spool: Annotated[

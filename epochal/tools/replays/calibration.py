@@ -2,8 +2,9 @@
 
 Each piece of work is computed several times: as the verifier computes, with other micro-batches, and in the other
 precision. Every one of them is taken for a result once, encoded as a client's, and compared with all the others. So as
-many differences as repetitions are in memory at a time. The rule kept here: what members delivered is never read, so
-that nobody but the operator moves a calibration.
+many differences as repetitions are in memory at a time. Where clients keep their moments, all repetitions begin with
+those after the same work. The rule kept here: what members delivered is never read, so that nobody but the operator
+moves a calibration.
 """
 
 import itertools
@@ -20,7 +21,7 @@ from epochal.state.errors import InvalidInput, Refused
 from epochal.state.messages.replay_messages import MAX_DISTANCES, CalibrationReport
 from epochal.state.model.tensors import Tensors, layout_of
 from epochal.state.refusals import Refusal
-from epochal.state.replays.inner_states import InnerState, state_distance
+from epochal.state.replays.inner_states import NO_INNER_STATE, InnerState, state_distance
 from epochal.state.replays.replay_distance import replay_distance
 from epochal.state.results import ResultHeader, decode_result, result_of
 from epochal.state.wire import Blake3
@@ -114,10 +115,10 @@ class Calibration:
         self._worker = worker
 
     async def reports(self, count: int, *, varies: bool) -> list[CalibrationReport]:
-        """Return the distances of `count` pieces of work, or of those that the run has had at its end.
+        """Return the distances of pieces of work of `count` rounds, or of those that the run has had at its end.
 
         Args:
-            count: number of pieces.
+            count: number of pieces, one of a round: honest repetitions are much closer in a run's first rounds.
             varies: whether to compute them in other precisions and micro-batches, too; else twice in the same way.
 
         Raises:
@@ -126,8 +127,8 @@ class Calibration:
         """
         found = _Found()
         done = 0
-        async for outcome, entry in self._pieces():
-            found.add(*await self._distances(outcome, entry, varies=varies))
+        async for outcome in self._outcomes():
+            found.add(*await self._distances(outcome, _piece_of(outcome), varies=varies))
             done += 1
             if done == count:
                 break
@@ -148,13 +149,12 @@ class Calibration:
             return []
         if not outcome.entries:
             return []
-        entry = outcome.entries[step % len(outcome.entries)]
         found = _Found()
-        found.add(*await self._distances(outcome, entry, varies=varies))
+        found.add(*await self._distances(outcome, _piece_of(outcome), varies=varies))
         return found.reports()
 
-    async def _pieces(self) -> AsyncIterator[tuple[Outcome, OutcomeEntry]]:
-        """Yield the kept rounds' pieces of work, the oldest first, and then those of every round that follows."""
+    async def _outcomes(self) -> AsyncIterator[Outcome]:
+        """Yield those of kept rounds in which somebody worked, the oldest first, and then those of the next rounds."""
         step = await self._replicas.oldest()
         while True:
             document = self._run.document
@@ -167,8 +167,8 @@ class Calibration:
                     if refusal.kind is not Refusal.NOT_FOUND:
                         raise
                     continue  # it is not kept any longer
-                for entry in outcome.entries:
-                    yield outcome, entry
+                if outcome.entries:
+                    yield outcome
             if self._run.has_ended:
                 return
             await self._run.next()
@@ -180,6 +180,7 @@ class Calibration:
         work = WorkOfRound(outcome.step, entry.assignment, setup.cold_start_step)
         own = await self._trainers.of(setup)
         merge, precision = own.state.at(outcome.step).merge, own.computed.partition("/")[0]
+        begin = (await own.worked(work, start.replica))[1] if own.state.reveals_inner_states else NO_INNER_STATE
         computed: list[tuple[str, tuple[Tensors, InnerState]]] = []
         for other_precision, rows in _variants(precision, varies=varies):
             try:
@@ -187,13 +188,18 @@ class Calibration:
             except InvalidInput as error:
                 log.info("class_not_computed_here", extra={"wanted": other_precision, "reason": error.message})
                 continue
-            computed.append((replays.computed, await replays.worked(work, start.replica)))
+            computed.append((replays.computed, await replays.worked(work, start.replica, begin)))
         found: _Distances = []
         for (result_class, result), (replay_class, replay) in itertools.permutations(computed, 2):
             distance = await self._worker.run(partial(_excess, result[0], replay[0], merge))
             apart = state_distance(result[1], replay[1]) if own.state.reveals_inner_states else None
             found.append(((result_class, replay_class), distance, apart))
         return merge.local_steps, found
+
+
+def _piece_of(outcome: Outcome) -> OutcomeEntry:
+    """Return one piece of a round's work: another member's from round to round."""
+    return outcome.entries[outcome.step % len(outcome.entries)]
 
 
 def _variants(precision: str, *, varies: bool) -> Iterable[tuple[str | None, int | None]]:

@@ -139,21 +139,22 @@ class Replays:
                 "token size, sequence length or shuffle; allowed as --data: a copy of the run's, such as its data.toml"
             )
 
-    async def worked(self, work: WorkOfRound, start: Replica) -> tuple[Tensors, InnerState]:
+    async def worked(
+        self, work: WorkOfRound, start: Replica, begin: InnerState = NO_INNER_STATE
+    ) -> tuple[Tensors, InnerState]:
         """Return `start − end` of every parameter after a client's local steps, not encoded, and the inner state then.
-
-        The work begins with a fresh state.
 
         Args:
             work: the client's.
             start: replica `work.step − 1`.
+            begin: inner state with which the work begins; fresh by default.
 
         Raises:
             DataError: its samples cannot be read.
             TrainerFailed: they cannot be trained on.
             InvalidDocument: the replica is not the run's model.
         """
-        trained, state = await self._trained(work, start)
+        trained, state = await self._trained(work, start, begin)
         return trained.difference, state
 
     async def _trained(
