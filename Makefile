@@ -39,7 +39,7 @@ quick: $(STAMP)  ## while one works: lint, types of the changed modules, the uni
 	$(BIN)/ruff check --quiet .
 	@changed=$$(git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard -- '*.py'); \
 	  test -z "$$changed" || $(BIN)/python -m mypy $$changed
-	$(BIN)/python -m pytest -q --testmon -m 'not nightly' tests/unit
+	$(BIN)/python -m pytest -q --testmon-forceselect -m 'not nightly' tests/unit
 
 compiled: $(STAMP)  # what each of several workers would compile for itself at once
 	$(BIN)/python -m pytest --collect-only -q > /dev/null
