@@ -18,8 +18,8 @@ from tests.support.servers.postgres_server import database_server
 __all__ = ["database_server"]
 
 settings.register_profile("nightly", deadline=None)  # a loaded machine is no bug; pytest's own timeout bounds a test
-settings.register_profile("epochal", settings.get_profile("nightly"), max_examples=20)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "epochal"))
+settings.register_profile("ci", settings.get_profile("nightly"), max_examples=20)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
