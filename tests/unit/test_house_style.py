@@ -111,6 +111,13 @@ def test_docstrings_do_not_begin_with_a_riddle() -> None:
     assert [one.place for one in definitions() if one.docstring.startswith(VAGUE_FIRST_WORDS)] == []
 
 
+def test_http_connections_are_those_of_the_one_client() -> None:
+    """Those of httpx keep to no limit of bandwidth, and to no bound on the addresses that may be connected."""
+    opened = re.compile(r"httpx\.(?:Client|get|head|post|put|request|stream)\(|httpx\.AsyncClient\((?!.*transport=)")
+    found = {path for path in paths(*PACKAGES) if opened.search((ROOT / path).read_text(encoding="utf-8"))}
+    assert found == set()
+
+
 def test_names_of_tests_can_be_read_at_a_glance() -> None:
     names = re.compile(r"^ *(?:async )?def (test_\w+)", re.MULTILINE)
     long = [

@@ -12,11 +12,11 @@ import httpx
 
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.files.mapped_reads import Windows
+from epochal.runtime.http.http_client import reaching_client
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.blob_checks import layout_of, verdict_on_arrival
 from epochal.state.messages.blob_messages import OTHER_BYTES, CheckVerdict, LeasedCheck
 from epochal.state.model.tensors import TensorLayout
-from epochal.tools.check_results import stored_reads
 from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
 from epochal.tools.check_results.stored_reads import Reading, read_range
 
@@ -43,12 +43,13 @@ class Checker:
             Refused: the token is not a checker's of this run, or its blobs are not in an object store.
             CoordinatorUnreachable: there was no answer within the policy.
         """
-        await work_by_lease(self._policy, self._coordinator.lease_check, self._carry_out)
+        async with reaching_client(None) as http:
+            await work_by_lease(self._policy, self._coordinator.lease_check, partial(self._carry_out, http))
 
-    async def _carry_out(self, leased: LeasedCheck) -> None:
+    async def _carry_out(self, http: httpx.AsyncClient, leased: LeasedCheck) -> None:
         if self._layout is None:
             self._layout = layout_of(await self._coordinator.parameter_names())
-        reading = Reading(leased.url)
+        reading = Reading(http, leased.url)
 
         async def renew() -> None:
             reading.url = (await self._coordinator.renew_check(leased.lease)).url
@@ -68,6 +69,5 @@ class Checker:
 
 def _verdict(leased: LeasedCheck, layout: TensorLayout, reading: Reading) -> CheckVerdict:
     """Return the verdict on a result, which is read once, in order. It blocks. Raises as `read_range`."""
-    with httpx.Client(timeout=stored_reads.READ_TIMEOUT_S) as http:
-        data = Windows(leased.check.size_bytes, partial(read_range, http, reading))
-        return verdict_on_arrival(leased.check, layout, data)
+    data = Windows(leased.check.size_bytes, partial(read_range, reading))
+    return verdict_on_arrival(leased.check, layout, data)

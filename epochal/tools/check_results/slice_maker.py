@@ -8,8 +8,8 @@ back, and the coordinator has it made elsewhere (`coordinator/blobs/leased_slice
 
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import httpx
@@ -17,6 +17,7 @@ import httpx
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.files.mapped_reads import WINDOW_BYTES, Windows
 from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.http.http_client import reaching_client
 from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import Worker
@@ -30,7 +31,6 @@ from epochal.state.refusals import Refusal
 from epochal.state.slices import Slice, decode_slice
 from epochal.state.text.amounts import counted
 from epochal.state.updates import UpdateSum, Weight
-from epochal.tools.check_results import stored_reads
 from epochal.tools.check_results.leases import POLL_S, HeldLease, NotCarriedOut, while_leased, work_by_lease
 from epochal.tools.check_results.stored_reads import Reading, read_range
 
@@ -71,7 +71,9 @@ class SliceMaker:
         """Make slices until cancelled, or until this process turns out to make wrong ones. Raises as `Checker.run`."""
         try:
             await self._worker.run(verify_arithmetic)
-            await work_by_lease(self._policy, partial(self._coordinator.lease_slice, self._name), self._carry_out)
+            async with reaching_client(None) as http:
+                ask = partial(self._coordinator.lease_slice, self._name)
+                await work_by_lease(self._policy, ask, partial(self._carry_out, http))
         except UnsoundArithmetic as error:
             log.error("slices_not_made", extra={"reason": error.message})
         except Refused as refusal:
@@ -81,7 +83,7 @@ class SliceMaker:
         finally:
             await self._worker.aclose()
 
-    async def _carry_out(self, leased: LeasedSlice) -> None:
+    async def _carry_out(self, http: httpx.AsyncClient, leased: LeasedSlice) -> None:
         if self._layout is None:
             self._layout = layout_of(await self._coordinator.parameter_names())
 
@@ -89,12 +91,13 @@ class SliceMaker:
             await self._coordinator.renew_slice(leased.lease, 0, 0.0)
 
         lease = HeldLease(leased.expires_in_s, renew, partial(self._coordinator.give_back_slice, leased.lease))
-        count = await while_leased(lease, self._made(leased, self._layout, lease.is_over))
+        reading = Reading(http, "", lease.is_over)
+        count = await while_leased(lease, self._made(leased, self._layout, reading))
         if count is not None:
             place = f"tensors {leased.first} to {leased.stop - 1} of {len(self._layout.entries)}"
             self._say(f"update of step {leased.step}, {place}: the mean of {counted(count, 'result')}")
 
-    async def _made(self, leased: LeasedSlice, layout: TensorLayout, is_over: threading.Event) -> int:
+    async def _made(self, leased: LeasedSlice, layout: TensorLayout, reading: Reading) -> int:
         """Make and deliver a slice; return the number of results in it.
 
         Raises:
@@ -105,7 +108,7 @@ class SliceMaker:
             total = await self._worker.run(partial(room_for_sums, self._spool, part.of(layout), leased.mean))
             while True:
                 for result in work.results:
-                    await self._worker.run(partial(self._add, total, leased, result, layout, is_over))
+                    await self._worker.run(partial(self._add, total, leased, result, layout, reading))
                     count += 1
                 if work.is_whole:
                     break
@@ -126,21 +129,19 @@ class SliceMaker:
         leased: LeasedSlice,
         result: SliceResult,
         layout: TensorLayout,
-        is_over: threading.Event,
+        reading: Reading,
     ) -> None:
         """Add the slice of a result to its sum. It blocks."""
         verify_arithmetic()
-        codec, reading = codec_named(leased.result_codec), Reading(result.url, is_over)
-        with httpx.Client(timeout=stored_reads.READ_TIMEOUT_S) as http:
-            read = partial(read_range, http, reading)
-            head = Windows(result.size_bytes, read, HEADER_BYTES)
-            start, stop = Slice(leased.first, leased.stop).place_in(head, layout, codec)
+        codec, read = codec_named(leased.result_codec), partial(read_range, replace(reading, url=result.url))
+        head = Windows(result.size_bytes, read, HEADER_BYTES)
+        start, stop = Slice(leased.first, leased.stop).place_in(head, layout, codec)
 
-            def pieces() -> Iterator[bytes]:
-                for place in range(start, stop, WINDOW_BYTES):
-                    yield read(place, min(place + WINDOW_BYTES, stop))
+        def pieces() -> Iterator[bytes]:
+            for place in range(start, stop, WINDOW_BYTES):
+                yield read(place, min(place + WINDOW_BYTES, stop))
 
-            file = self._spool.keep(pieces(), stop - start)
+        file = self._spool.keep(pieces(), stop - start)
         total.add(Weight(result.batch_count, result.factor), decode_slice(file.view(), total.layout, codec))
         self._spool.drop_pages()
 

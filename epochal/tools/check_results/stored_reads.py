@@ -1,5 +1,6 @@
-"""Reading an object by a signed URL, a range at a time. It blocks."""
+"""Reading an object by a signed URL, a range at a time, in a thread: it waits for the event loop, which receives."""
 
+import asyncio
 import threading
 from dataclasses import dataclass, field
 
@@ -16,20 +17,29 @@ RETRY_S = 2.0
 
 @dataclass(slots=True)
 class Reading:
-    """The source of an object's bytes: a URL that may be replaced meanwhile, and whether to continue."""
+    """The source of an object's bytes, for threads; it is made in the event loop in which its client connects.
 
+    Attributes:
+        http: sends requests.
+        url: of the object; it may be replaced meanwhile.
+        is_over: set when nothing more is to be read.
+    """
+
+    http: httpx.AsyncClient
     url: str
     is_over: threading.Event = field(default_factory=threading.Event)
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
 
 
-def read_range(http: httpx.Client, reading: Reading, start: int, stop: int) -> bytes:
+def read_range(reading: Reading, start: int, stop: int) -> bytes:
     """Return the bytes `[start, stop)` of an object. Raise `NotCarriedOut` if the store does not give them."""
     reason = "the lease is over"
     for attempt in range(READ_ATTEMPTS):
         if reading.is_over.wait(RETRY_S if attempt else 0):
             break
         try:
-            answer, data = _answer(http, reading, start, stop)
+            asked = asyncio.run_coroutine_threadsafe(_answer(reading, start, stop), reading.loop)
+            answer, data = asked.result()
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             continue
@@ -41,12 +51,12 @@ def read_range(http: httpx.Client, reading: Reading, start: int, stop: int) -> b
     raise NotCarriedOut(f"bytes {start} to {stop}: {reason}")
 
 
-def _answer(http: httpx.Client, reading: Reading, start: int, stop: int) -> tuple[httpx.Response, bytes]:
+async def _answer(reading: Reading, start: int, stop: int) -> tuple[httpx.Response, bytes]:
     """Return the answer to a request for a range, and its body; of a longer body little more than was asked for."""
     headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
     data = bytearray()
-    with http.stream("GET", reading.url, headers=headers) as answer:
-        for piece in answer.iter_raw():
+    async with reading.http.stream("GET", reading.url, headers=headers, timeout=READ_TIMEOUT_S) as answer:
+        async for piece in answer.aiter_raw():
             data += piece
             if len(data) > stop - start or reading.is_over.is_set():
                 break

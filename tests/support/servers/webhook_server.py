@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
+
 from tests.support.bounds import BOUND_S
 
 HANG = 0
@@ -62,7 +64,7 @@ def webhook_server() -> Iterator[WebhookServer]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            status = webhooks.take(Told(self.path, dict(self.headers.items()), body))
+            status = webhooks.take(Told(self.path, httpx.Headers(self.headers.items()), body))
             if status == HANG:
                 webhooks.ended.wait()
                 return
