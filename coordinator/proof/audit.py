@@ -19,9 +19,10 @@ from epochal.coordinator.machine.parts.run_work import Suspect
 from epochal.coordinator.machine.records import Kept, ReplayDiffers, Replayed, replay
 from epochal.coordinator.machine.resting_reason import hold_reason
 from epochal.coordinator.machine.run import Run, parse_snapshot, snapshot_bytes
+from epochal.coordinator.machine.views import blobs_kept
 from epochal.coordinator.proof.counted_replay import REPLAYING, replay_records
 from epochal.coordinator.proof.journal_proof import is_named_by, join_problems, named, parse_proof
-from epochal.coordinator.proof.kept_blobs import wrong_blobs
+from epochal.coordinator.proof.kept_blobs import damaged_records, wrong_blobs
 from epochal.coordinator.proof.ledger import Ledger, balance, known_digests
 from epochal.coordinator.proof.publishing import check_publication
 from epochal.coordinator.proof.recompute import Recomputed, recompute
@@ -183,6 +184,8 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
         if wrong is not None:
             found.wrong_blobs += 1
             found.problem(wrong)
+    async for wrong in damaged_records(store.recorded_blobs, {blob.sha256 for blob in blobs_kept(last.run)}):
+        found.problem(wrong)
     if isinstance(store.place, FolderPlace) and await store.notes.read(BACKUP) == PUBLISHED:
         for problem in await check_publication(FolderFiles(store.place.run_dir), last.run.identity.coordinator_key):
             found.problem(problem)

@@ -2,14 +2,15 @@
 
 import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import KeptBlob, blobs_kept
 from epochal.coordinator.store.blobs import BlobReader
+from epochal.coordinator.store.sql.recorded_blobs import RecordedBlobReader
 from epochal.runtime.long_work import BYTES, LongWork, long_work
 from epochal.state.errors import Refused, StoreFailed
-from epochal.state.wire import Sha256
+from epochal.state.wire import Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +75,14 @@ async def wrong_blobs(run: Run, blobs: BlobReader) -> AsyncIterator[str | None]:
     with long_work("reading the run's blobs", sum(blob.size_bytes for blob in kept), BYTES) as work:
         for blob in kept:
             yield await wrong_content(blob, blobs, work)
+
+
+async def damaged_records(blobs: RecordedBlobReader, read: Collection[Sha256] = ()) -> AsyncIterator[str]:
+    """Read the blobs that lie in the database but those that were read before; yield which are damaged."""
+    for sha256 in sorted(await blobs.held() - frozenset(read)):
+        found = (await blobs.read([sha256])).get(sha256)
+        if found is not None and sha256_hex(found) != sha256:  # None: it was deleted meanwhile
+            yield f"blob {sha256} is damaged: its bytes hash to {sha256_hex(found)}"
 
 
 class LostBlobs:

@@ -16,7 +16,7 @@ import pytest
 from epochal.coordinator.proof.audit import audit_store
 from epochal.coordinator.proof.backup import back_up
 from epochal.state.errors import StoreFailed
-from epochal.state.wire import canonical_json
+from epochal.state.wire import canonical_json, sha256_hex
 from tests.support.data.stored_rows import count_bytes, execute, flip, proofs_in, put_proof, segments_in
 from tests.support.drive.journaled_run import (
     OpenedRun,
@@ -58,6 +58,16 @@ def run_dir(whole: Path, tmp_path: Path) -> Path:
 def covered(whole: Path) -> int:
     """Return the number of segments that a checkpoint includes."""
     return len(segments_in(whole)) - LEFT
+
+
+async def test_audit_names_a_blob_of_the_database_with_a_flipped_bit(run_dir: Path) -> None:
+    """Nothing needs it any more: it waits for the next sweep."""
+    sha256 = sha256_hex(b"a small result")
+    sql = "INSERT INTO epochal_blobs (run_id, sha256, size_bytes, body) SELECT run_id, ?, ?, ? FROM epochal_runs"
+    execute(run_dir, sql, (bytes.fromhex(sha256), 14, b"a small result"))
+    assert await problems_of(run_dir) == ()
+    flip(run_dir, "epochal_blobs", "body")
+    assert f"blob {sha256} is damaged: its bytes hash to" in "; ".join(await problems_of(run_dir))
 
 
 async def test_audit_of_a_compacted_journal_agrees_with_that_of_all_of_it(whole: Path, run_dir: Path) -> None:

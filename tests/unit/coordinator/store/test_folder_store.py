@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.machine.journal_records import JournalRecord, Snapshot
+from epochal.coordinator.proof.kept_blobs import damaged_records
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.coordinator.store.files.opening import open_folder_reader, open_folder_store
+from epochal.coordinator.store.sql.database import Statement
 from epochal.coordinator.store.sql.history import StoredProof
 from epochal.coordinator.store.store import Store, StoreReader
 from epochal.runtime.files.durable_files import REAL_DISK, Disk
@@ -29,6 +31,8 @@ from tests.support.thinned import thinned
 MAX_BLOB_BYTES = 1_000
 WAL, SHM = f"{DATABASE_FILE}-wal", f"{DATABASE_FILE}-shm"
 SMALL = b"a small result"
+FULL_SYNC = 2
+"""SQLite's number of `synchronous=FULL`."""
 
 
 async def begun(run_dir: Path, disk: Disk = REAL_DISK) -> Store:
@@ -151,6 +155,14 @@ async def test_blob_that_is_kept_is_durable_with_every_folder_above_it(tmp_path:
 
 
 # SIGKILL and power failures
+
+
+async def test_connection_that_appends_syncs_every_commit(tmp_path: Path) -> None:
+    store = await begun(tmp_path)
+    asked = [Statement(f"PRAGMA {name}") for name in ("journal_mode", "synchronous")]
+    assert await store.journal._database.transact(*asked) == [[("wal",)], [(FULL_SYNC,)]]
+    await store.aclose()
+
 
 KILLED_AT_EVERY_STATEMENT = """
 import asyncio, sys
@@ -341,10 +353,8 @@ async def problem_of(run_dir: Path) -> str:
         async for _ in reader.journal.history():
             pass
         await reader.journal.proofs()
-        for sha256, data in (await reader.recorded_blobs.read(await reader.recorded_blobs.held())).items():
-            if sha256_hex(data) != sha256:
-                return f"blob {sha256} is damaged"
-        return "; ".join(await reader.journal.problems())
+        damaged = [problem async for problem in damaged_records(reader.recorded_blobs)]
+        return "; ".join([*damaged, *await reader.journal.problems()])
     except StoreFailed as error:
         return error.message
     except Exception as error:
