@@ -4,8 +4,10 @@ A round's results are added up as they are checked; what is left after the last 
 the update, and its publication. Then every client fetches the one update, and takes the outer step while it arrives.
 
 Pure functions. `epochal plan` and `epochal init` play the coordinator's machine with them; tests compare them with real
-clients. A link is shared fairly by who uses it: each transfer gets its max-min fair part of its client's link and of
-the server's (Bertsekas and Gallager, *Data Networks*, 1992, section 6.5.2). Where clients are alike, they do alike.
+clients. The page's explanation shares with a plan the critical path (`state/shown/critical_path.py`), which is made of
+what happened, or was played. A link is shared fairly by who uses it: each transfer gets its max-min fair part of its
+client's link and of the server's (Bertsekas and Gallager, *Data Networks*, 1992, section 6.5.2). Where clients are
+alike, they do alike.
 """
 
 import math
