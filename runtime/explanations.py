@@ -7,6 +7,7 @@ value, or the name of an error class or log event with hyphens.
 import difflib
 import re
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -90,10 +91,10 @@ def is_usual(kind: str) -> bool:
     return found is not None and found.is_usual
 
 
-def kinds_like(name: str) -> list[str]:
-    """Return up to five kinds that a misspelt one may mean, the nearest first."""
-    known = explanations()
-    return difflib.get_close_matches(kind_name(name), known, n=5, cutoff=0.6)
+def kinds_like(name: str, words: Mapping[str, str]) -> list[str]:
+    """Return up to five kinds, or words (by their lower case), that a misspelt one may mean, the nearest first."""
+    found = difflib.get_close_matches(kind_name(name), [*explanations(), *words], n=5, cutoff=0.6)
+    return [words.get(near, near) for near in found]
 
 
 def kind_of(error: EpochalError) -> str:

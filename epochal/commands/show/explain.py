@@ -29,12 +29,14 @@ def explain(kind: KindArgument = None) -> None:
     if kind is None:
         _list()
         return
-    if kind in WORDS:
-        say(textwrap.fill(f"{kind}: {WORDS[kind]}", WIDTH))
+    words = {word.casefold(): word for word in WORDS}
+    word = words.get(kind.casefold())
+    if word is not None:
+        say(textwrap.fill(f"{word}: {WORDS[word]}", WIDTH))
         return
     found = explanation_of(kind)
     if found is None:
-        like = kinds_like(kind)
+        like = kinds_like(kind, words)
         hint = f"; did you mean {' or '.join(like)}?" if like else "; `epochal explain` lists the kinds"
         raise InvalidInput(f"nothing is known of the kind {kind!r}{hint}")
     say(f"{found.kind} ({GROUPS[found.group].lower()})\n")

@@ -27,7 +27,13 @@ def test_explanation_says_cause_and_remedy() -> None:
 
 def test_word_of_a_runs_views_is_explained() -> None:
     assert "  witness " in run_main("explain").out
-    run_main("explain", "witness").expect(0, f"witness: {WORDS['witness']}")
+    for asked in ("witness", "Witness"):
+        run_main("explain", asked).expect(0, f"witness: {WORDS['witness']}")
+    run_main("explain", "dataids").expect(0, "DataIds: ")
+
+
+def test_misspelt_word_is_answered_with_the_nearest() -> None:
+    run_main("explain", "Witnes").expect(2, "did you mean witness")
 
 
 def test_unknown_kind_is_answered_with_the_nearest() -> None:

@@ -61,7 +61,7 @@ def test_summary_of_each_kind_is_one_sentence() -> None:
 
 
 def test_misspelt_kind_has_near_ones() -> None:
-    assert kinds_like("stil_waits")[0] == "still-waits"
+    assert kinds_like("stil_waits", {})[0] == "still-waits"
 
 
 class LaterError(SpoolFull):
