@@ -22,6 +22,8 @@ from epochal.state.text.visible import visible
 NEAR_BOUND_PERCENT = 90
 """Part of `max_total_bytes` above which room is little: at 80 the epoch ends, and its checkpoint makes room."""
 SHOWN_ID_CHARS = 8
+SHOWN_CONVICTIONS = 3
+"""Number of convicted clients that a notice names: a period raises one notice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,12 @@ def _quarantine(run: Run) -> Iterator[DueNews]:
 def _convicted(run: Run) -> Iterator[DueNews]:
     convicted = run.members.verification.convicted
     if convicted:
-        client_id, figures = list(convicted.items())[-1]
-        message = f"Client {client_id} was convicted and ejected: {figures}. `epochal absolve` takes that back."
-        yield DueNews("member_convicted", client_id, message)
+        newest = list(convicted)[: -SHOWN_CONVICTIONS - 1 : -1]
+        message = (
+            f"{counted(len(convicted), 'member')} convicted and ejected (`epochal absolve` takes that back), lastly "
+            f"{', '.join(newest)}. The newest: {convicted[newest[0]]}."
+        )
+        yield DueNews("member_convicted", newest[0], message)
 
 
 def _little_room(run: Run, room: Room) -> Iterator[DueNews]:

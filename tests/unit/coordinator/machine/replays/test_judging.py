@@ -405,6 +405,20 @@ def test_operator_is_told_of_a_conviction_by_which_figures() -> None:
     assert only(told, Convicted).figures in notice.message
 
 
+def test_notice_of_several_convictions_names_the_last_three() -> None:
+    driver, newcomer = with_newcomer(notify__webhooks=[{"url": "https://a.example"}])
+    convict(driver, newcomer)
+    verification = driver.run.members.verification
+    earlier = {client(number): "earlier figures" for number in (6, 7, 8)} | dict(verification.convicted)
+    run = driver.run.with_parts(driver.run.members.verified_as(replace(verification, convicted=earlier)))
+    raised = due_news(run, KnownSoFar(), Room(0), driver.now_s)
+    (notice,) = (one for one in raised if one.kind == "member_convicted")
+    assert notice.message.startswith("4 members convicted")
+    assert f"{newcomer}, {client(8)}, {client(7)}. " in notice.message
+    assert client(6) not in notice.message
+    assert verification.convicted[newcomer] in notice.message
+
+
 def test_what_verifiers_do_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     driver, newcomer = with_newcomer()
