@@ -3,6 +3,8 @@
 from epochal.state.messages.verification_views import ClassDistances, VerificationView
 from epochal.state.text.amounts import counted
 
+FIRST_CONVICTIONS = 3
+"""Number of the newest convictions that come before flags and classes."""
 NOT_VERIFIED = "Results are not computed again by anybody: the state file has no [verify]."
 NO_VERIFIER = (
     "No verifier: nobody computes results again at the moment. The shares of new keys stay small, and results "
@@ -26,9 +28,11 @@ def verification_words(view: VerificationView) -> tuple[str, ...]:
             f"False alarms: fewer than {view.false_alarms_below:.2%} of honest results, with 95 % certainty, if nobody "
             "who was convicted was honest."
         )
+    convictions = [f"Convicted: client {one.client_id}: {one.found}" for one in reversed(view.convictions)]
+    words += convictions[:FIRST_CONVICTIONS]
     words += [f"Each result of client {one.client_id} is computed again: {one.reason}." for one in view.flags]
     words += [class_words(one) for one in view.classes]
-    words += [f"Convicted: client {one.client_id}: {one.found}" for one in view.convictions]
+    words += convictions[FIRST_CONVICTIONS:]
     return tuple(words)
 
 

@@ -8,8 +8,9 @@ from rich.console import Console
 from epochal.coordinator.insight.verification_view import LEAST_PASSED, verification_of
 from epochal.coordinator.machine.stimuli import CalibrationReported
 from epochal.state.messages.replay_messages import CalibrationReport
-from epochal.state.shown.verification_words import NO_VERIFIER, NOT_VERIFIED
-from epochal.view.status_panel import status_parts
+from epochal.state.messages.verification_views import ShownConviction, ShownFlag
+from epochal.state.shown.verification_words import NO_VERIFIER, NOT_VERIFIED, verification_words
+from epochal.view.status_panel import MAX_SHOWN_SENTENCES, status_parts
 from tests.support.drive.machine_driver import client, in_round
 from tests.unit.coordinator.machine.replays.test_judging import CPU, convict, open_of, pass_all, play, report, verified
 from tests.unit.epochal.view.test_status_panel import status_of
@@ -60,6 +61,20 @@ def test_conviction_and_the_bound_of_false_alarms_are_told() -> None:
     assert found.false_alarms_below == 3 / passed
     assert any(f"Convicted: client {liar}" in sentence for sentence in found.sentences)
     assert any(sentence.startswith("False alarms: fewer than") for sentence in found.sentences)
+
+
+def test_newest_convictions_come_before_flags_and_classes() -> None:
+    """So a terminal, which shows a few sentences, says by what figures."""
+    flags = tuple(ShownFlag(client(number), "a reason") for number in range(MAX_SHOWN_SENTENCES))
+    convictions = tuple(ShownConviction(client(number), f"figures {number}") for number in range(5))
+    view = replace(verification_of(verified(1, 2).run), flags=flags, convictions=convictions)
+    words = verification_words(view)
+    assert [one[-9:] for one in words[:MAX_SHOWN_SENTENCES] if "figures" in one] == [
+        "figures 4",
+        "figures 3",
+        "figures 2",
+    ]
+    assert [one[-9:] for one in words[-2:]] == ["figures 1", "figures 0"]
 
 
 def test_verifier_that_was_not_heard_for_long_counts_no_more() -> None:
