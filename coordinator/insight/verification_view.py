@@ -1,6 +1,5 @@
 """The verification of a run's results, as the run has it, for those who are shown it."""
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from statistics import median
@@ -29,6 +28,8 @@ def verification_of(run: Run) -> VerificationView:
     found, config = run.members.verification, run.state_file.verify
     heard = [one for one in found.verifiers.values() if not one.is_refused]
     within = 0 if config is None else config.within
+    by = "replays" if config is None else config.by
+    has_rate = by == "replays" and found.counts.passed >= LEAST_PASSED
     view = VerificationView(
         percent=None if config is None else config.percent,
         drawn=found.counts.drawn,
@@ -39,8 +40,8 @@ def verification_of(run: Run) -> VerificationView:
         disputed=sum(one.is_disputed for one in found.open.values()),
         verifiers=sum(one.heard_step >= run.progress.step - within for one in heard),
         refused=len(found.verifiers) - len(heard),
-        false_alarms_below=RULE_OF_THREE / found.counts.passed if found.counts.passed >= LEAST_PASSED else None,
-        classes=tuple(islice(_classes_of(found.distances), MAX_CLASSES_SHOWN)),
+        false_alarms_below=RULE_OF_THREE / found.counts.passed if has_rate else None,
+        classes=tuple(_class_of(*one) for one in islice(found.distances.items(), MAX_CLASSES_SHOWN)),
         convictions=tuple(ShownConviction(*one) for one in list(found.convicted.items())[-MAX_CONVICTIONS_SHOWN:]),
         flags=tuple(
             islice(
@@ -52,19 +53,13 @@ def verification_of(run: Run) -> VerificationView:
                 MAX_CONVICTIONS_SHOWN,
             )
         ),
+        by=by,
     )
     return replace(view, sentences=verification_words(view))
 
 
-def _classes_of(distances: Mapping[str, Distances]) -> Iterator[ClassDistances]:
-    """Yield the distances of results, by class, without those of inner states."""
-    for key, known in distances.items():
-        if not is_of_states(key):
-            yield _class_of(key, known)
-
-
 def _class_of(key: str, known: Distances) -> ClassDistances:
-    result_class, replay_class, local_steps = key.split(" ")
+    result_class, replay_class, local_steps, *_ = key.split(" ")
     passed = [excess for _, excess in known.passed]
     return ClassDistances(
         result_class,
@@ -75,4 +70,5 @@ def _class_of(key: str, known: Distances) -> ClassDistances:
         len(passed),
         median(passed) if passed else None,
         max(passed, default=None),
+        is_of_states(key),
     )

@@ -10,16 +10,22 @@ NO_VERIFIER = (
     "No verifier: nobody computes results again at the moment. The shares of new keys stay small, and results "
     "that were drawn are dropped after some rounds."
 )
+NO_SCORER = NO_VERIFIER.replace("computes results again", "scores results")
 
 
 def verification_words(view: VerificationView) -> tuple[str, ...]:
     """Return the sentences of a view, whose own are ignored."""
     if view.percent is None:
         return (NOT_VERIFIED,)
-    words = [] if view.verifiers else [NO_VERIFIER]
+    if view.by == "scores":
+        done, how, found = "scored", " by whether they make the loss on held-out data larger", "passed"
+        words = [] if view.verifiers else [NO_SCORER]
+    else:
+        done, how, found = "computed again", "", f"passed, {view.convicted:,} convicted"
+        words = [] if view.verifiers else [NO_VERIFIER]
     words.append(
-        f"{view.percent} % of the results are computed again: {view.drawn:,} drawn, {view.passed:,} passed, "
-        f"{view.convicted:,} convicted, {view.dropped:,} not computed in time, {view.open:,} open"
+        f"{view.percent} % of the results are {done}{how}: {view.drawn:,} drawn, {view.passed:,} {found}, "
+        f"{view.dropped:,} not {done} in time, {view.open:,} open"
         f"{f' ({view.disputed:,} of them disputed)' if view.disputed else ''}; verifiers: {view.verifiers}"
         f"{f', and {view.refused} that lost the role' if view.refused else ''}."
     )
@@ -30,7 +36,7 @@ def verification_words(view: VerificationView) -> tuple[str, ...]:
         )
     convictions = [f"Convicted: client {one.client_id}: {one.found}" for one in reversed(view.convictions)]
     words += convictions[:FIRST_CONVICTIONS]
-    words += [f"Each result of client {one.client_id} is computed again: {one.reason}." for one in view.flags]
+    words += [f"Each result of client {one.client_id} is {done}: {one.reason}." for one in view.flags]
     words += [class_words(one) for one in view.classes]
     words += convictions[FIRST_CONVICTIONS:]
     return tuple(words)
@@ -41,4 +47,4 @@ def class_words(found: ClassDistances) -> str:
     of = f"{found.result_class} by {found.replay_class}, {counted(found.local_steps, 'local step')}"
     calibrated = "not calibrated" if found.calibrated is None else f"calibrated up to {found.calibrated:.4f}"
     passed = "" if found.largest is None else f", passed up to {found.largest:.4f} (median {found.median:.4f})"
-    return f"{of}: tolerance {found.tolerance:.4f}; {calibrated}{passed}."
+    return f"{'inner states, ' if found.of_states else ''}{of}: tolerance {found.tolerance:.4f}; {calibrated}{passed}."

@@ -6,13 +6,16 @@ from io import StringIO
 from rich.console import Console
 
 from epochal.coordinator.insight.verification_view import LEAST_PASSED, verification_of
+from epochal.coordinator.machine.replays.scores import WORSE_TO_MISS
 from epochal.coordinator.machine.stimuli import CalibrationReported
 from epochal.state.messages.replay_messages import CalibrationReport
 from epochal.state.messages.verification_views import ShownConviction, ShownFlag
-from epochal.state.shown.verification_words import NO_VERIFIER, NOT_VERIFIED, verification_words
+from epochal.state.shown.verification_words import NO_SCORER, NO_VERIFIER, NOT_VERIFIED, verification_words
 from epochal.view.status_panel import MAX_SHOWN_SENTENCES, status_parts
 from tests.support.drive.machine_driver import client, in_round
 from tests.unit.coordinator.machine.replays.test_judging import CPU, convict, open_of, pass_all, play, report, verified
+from tests.unit.coordinator.machine.replays.test_reveals import keeping
+from tests.unit.coordinator.machine.replays.test_scores import BAD, LIAR, play_scored, scored
 from tests.unit.epochal.view.test_status_panel import status_of
 
 
@@ -75,6 +78,30 @@ def test_newest_convictions_come_before_flags_and_classes() -> None:
         "figures 2",
     ]
     assert [one[-9:] for one in words[-2:]] == ["figures 1", "figures 0"]
+
+
+def test_run_of_scores_speaks_of_scores_and_of_no_false_alarms() -> None:
+    driver = scored(1, 2, 3)
+    assert verification_of(driver.run).sentences[0] == NO_SCORER
+    while driver.run.members.verification.counts.passed < LEAST_PASSED:
+        play_scored(driver, {})
+    play_scored(driver, {LIAR: BAD}, WORSE_TO_MISS)
+    found = verification_of(driver.run)
+    assert (found.by, found.false_alarms_below) == ("scores", None)
+    assert found.sentences[0].startswith("100 % of the results are scored by whether they make the loss")
+    assert f"{found.passed} passed, 0 not scored in time" in found.sentences[0]
+    assert found.sentences[1].startswith(f"Each result of client {LIAR} is scored: its last 3 results")
+    assert not [one for one in found.sentences if "again" in one or "convicted" in one or "False alarms" in one]
+
+
+def test_distances_of_inner_states_have_their_tolerance_too() -> None:
+    driver = keeping(1, 2)
+    driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, 4, (0.04,), of_states=True)))
+    (one,) = (one for one in verification_of(driver.run).classes if one.of_states)
+    assert (one.result_class, one.local_steps, one.calibrated, round(one.tolerance, 4)) == (CPU, 4, 0.04, 0.06)
+    assert any(
+        f"inner states, {CPU} by {CPU}, 4 local steps: tol" in one for one in verification_of(driver.run).sentences
+    )
 
 
 def test_verifier_that_was_not_heard_for_long_counts_no_more() -> None:
