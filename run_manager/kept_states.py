@@ -19,6 +19,7 @@ from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import READ_BYTES, Spool, SpoolFile
 from epochal.runtime.worker_thread import Worker
+from epochal.state.config.verify_table import STATES_BEYOND
 from epochal.state.documents import OwnOutcome, RunDocument
 from epochal.state.errors import InternalError, Refused, SpoolFull
 from epochal.state.messages.state_messages import InnerStates, StateBlob
@@ -31,8 +32,6 @@ from epochal.trainers.protocol import RevealsInnerState
 
 log = logging.getLogger(__name__)
 
-STATES_BEYOND = 2
-"""States that are kept beside those of the rounds within which they may be asked for."""
 _SUFFIX = ".state"
 
 

@@ -21,7 +21,7 @@ from epochal.state.config.notify_table import NotifyConfig
 from epochal.state.config.planned_changes import AT_A_ROUND, MAX_CHANGES, PlannedChange, may_change, with_values
 from epochal.state.config.rules import RULES
 from epochal.state.config.schema import Duration, HexDigest, Natural, Positive, Section, known_places
-from epochal.state.config.verify_table import VerifyConfig, with_psyches_percent
+from epochal.state.config.verify_table import STATES_BEYOND, VerifyConfig, with_psyches_percent
 from epochal.state.errors import InternalError, Mistake
 from epochal.state.intervals import DataIds
 from epochal.state.phase_names import RunState
@@ -323,6 +323,11 @@ class StateFile(Section):
     def reveals_inner_states(self) -> bool:
         """Whether clients commit to the inner states that they keep, so that their results can be computed again."""
         return self.is_replayed and self.merge.inner_state == "keep"
+
+    @property
+    def held_inner_states(self) -> int:
+        """Maximum number of inner states on a client's disk, with one that is being written; 0 without any."""
+        return self.verify.within + STATES_BEYOND + 1 if self.verify is not None and self.reveals_inner_states else 0
 
     @property
     def later_mixes(self) -> LaterMixes:

@@ -8,6 +8,8 @@ from pydantic import Field
 from epochal.state.config.schema import Path, Section
 
 MAX_WITHIN = 64
+STATES_BEYOND = 2
+"""Inner states that a client keeps beside those of the rounds within which they may be asked for."""
 MAX_REPEATABLE_STEPS = 100
 """Number of local steps up to which two machines that do the same work stay closer than honest work and other work."""
 MAX_BF16_STEPS = 30

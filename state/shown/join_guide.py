@@ -34,8 +34,6 @@ from epochal.state.wire_document import WireDocument
 MAX_SHOWN_PLACES = 4
 """Maximum number of the data's places that a guide names."""
 FLOAT32_BYTES = 4
-TRAINER_BYTES_PER_PARAMETER = 16
-"""A parameter, its gradient and AdamW's two moments in float32, beside which activations take room."""
 _NOT_HIDDEN = ("embed", "head", "output", "wte", "wpe")
 """Parts of the names of matrices for which Muon leaves the step to AdamW, so that they have two moments too."""
 OBJECT_STORES, PARQUET, HUB, TORCH, ADAPTERS = "object-stores", "parquet", "hub", "torch", "adapters"
@@ -77,7 +75,7 @@ class JoinRoom(WireDocument):
     Attributes:
         parameter_count: number of the model's parameters.
         trainer_bytes: memory for parameters, gradients and the optimizer, without activations.
-        spool_bytes: disk for temporary files, with `clients` clients in a round.
+        spool_bytes: disk for temporary files and the inner states that are revealed, with `clients` clients in a round.
         clients: number of clients with which this was computed.
         download_bytes: size of the checkpoint that a newcomer downloads.
         result_bytes: size of what a client uploads in each round, without a header of a few KiB.
@@ -218,8 +216,11 @@ def room_of(
     left_out_bytes = 2 * layout.size_bytes if merge.error_feedback else 0
     return JoinRoom(
         parameter_count=parameter_count,
-        trainer_bytes=_trainer_bytes(state_file, layout),
-        spool_bytes=replicas * replica_bytes + clients * result_bytes + left_out_bytes,
+        trainer_bytes=2 * layout.size_bytes + _moments_bytes(state_file, layout),
+        spool_bytes=replicas * replica_bytes
+        + clients * result_bytes
+        + left_out_bytes
+        + state_file.held_inner_states * _moments_bytes(state_file, layout),
         clients=clients,
         download_bytes=checkpoint_bytes,
         result_bytes=result_bytes,
@@ -228,9 +229,9 @@ def room_of(
     )
 
 
-def _trainer_bytes(state_file: StateFile, layout: TensorLayout) -> int:
-    """Return the memory of parameters, gradients and moments; Muon has one moment of a hidden matrix."""
-    found = layout.size_bytes // FLOAT32_BYTES * TRAINER_BYTES_PER_PARAMETER
+def _moments_bytes(state_file: StateFile, layout: TensorLayout) -> int:
+    """Return the size of the optimizer's two moments in float32; Muon has one of a hidden matrix."""
+    found = 2 * layout.size_bytes
     if isinstance(state_file.model.LLM.optimizer, Muon):
         hidden = [shape for name, shape in layout.entries if not any(part in name for part in _NOT_HIDDEN)]
         found -= FLOAT32_BYTES * sum(math.prod(shape) for shape in hidden if len(shape) == 2)

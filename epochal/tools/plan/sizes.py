@@ -86,10 +86,11 @@ def client_memory_bytes(sizes: RunSizes) -> int:
 
 
 def client_disk_bytes(sizes: RunSizes, state: StateFile) -> int:
-    """Return the room that a client's spool needs: replicas, its own result, and one update."""
+    """Return the room that a client's spool needs: replicas, its own result, one update, and what it keeps."""
     replicas = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
     residuals = 2 * FLOAT32_BYTES * sizes.parameter_count if state.merge.error_feedback else 0
-    return replicas * sizes.checkpoint_bytes + sizes.result_bytes + sizes.update_bytes + residuals
+    states = state.held_inner_states * 2 * FLOAT32_BYTES * sizes.parameter_count
+    return replicas * sizes.checkpoint_bytes + sizes.result_bytes + sizes.update_bytes + residuals + states
 
 
 def _is_elsewhere(state: StateFile) -> bool:

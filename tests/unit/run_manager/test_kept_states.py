@@ -3,10 +3,11 @@
 from pathlib import Path
 
 from epochal.run_manager.events import ignore
-from epochal.run_manager.kept_states import STATES_BEYOND, KeptStates
+from epochal.run_manager.kept_states import KeptStates
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker
+from epochal.state.config.verify_table import STATES_BEYOND
 from epochal.state.wire import Sha256, sha256_hex
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram.learner import NgramModel

@@ -129,6 +129,14 @@ def test_checkpoints_within_epochs_and_feedback_take_more_room() -> None:
     assert room_of(run(merge__outer_momentum=0.0), LAYOUT, 1, clients=1).spool_bytes == least - 8 * 10**6
 
 
+def test_inner_states_that_are_revealed_take_room() -> None:
+    least = room_of(run(), LAYOUT, 1, clients=1).spool_bytes
+    states = (4 + 3) * 8 * 10**6
+    assert room_of(run(verify={"within": 4}), LAYOUT, 1, clients=1).spool_bytes == least + states
+    for unasked in ({"merge__inner_state": "reset"}, {"verify": {"within": 4, "by": "scores"}}):
+        assert room_of(run(**{"verify": {"within": 4}} | unasked), LAYOUT, 1, clients=1).spool_bytes == least
+
+
 def test_invitations_and_keys_are_said_before_anybody_asks() -> None:
     found = guide(access__mode="invitations", access__invitations=["a" * 64])
     assert found.access == "invitations"

@@ -78,6 +78,19 @@ def test_exact_update_is_as_large_as_the_model() -> None:
     assert planned(4, merge__update="exact").groups[0].received_bytes == pytest.approx(4_000_000, rel=0.02)
 
 
+@pytest.mark.parametrize("inner_state", ["keep", "reset"])
+def test_plan_of_a_verified_run_is_that_of_one_whose_results_pass(inner_state: str) -> None:
+    found = planned(3, verify={"percent": 50}, merge__inner_state=inner_state)
+    assert found.round_s == planned(3, merge__inner_state=inner_state).round_s
+    assert found.batches == 3
+
+
+def test_inner_states_that_are_revealed_take_disk() -> None:
+    of = [planned(2, verify={"within": 4}, merge__inner_state=state) for state in ("keep", "reset")]
+    kept, without = (plan.machines.client_disk_bytes for plan in of)
+    assert kept - without == (4 + 3) * 8 * 1_000_000
+
+
 def test_narrow_link_of_the_coordinator_is_the_bottleneck() -> None:
     found = planned(8, link="20mbit")
     assert (found.kind, found.limit) == ("download", "server")
