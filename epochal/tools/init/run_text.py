@@ -107,13 +107,13 @@ def _config_text(run_id: str, config: Mapping[str, Any]) -> str:
 run_id = {_value(run_id)}
 
 [config]
-warmup_time = {config["warmup_time"]:g}                       # seconds: a newcomer downloads the model in them
-cooldown_time = {config["cooldown_time"]:g}                     # a client uploads a checkpoint in them
-epoch_time = {config["epoch_time"]:g}                      # seconds; then the epoch ends with a checkpoint
-max_round_train_time = {config["max_round_train_time"]:g}              # training and upload of a round
-round_witness_time = {config["round_witness_time"]:g}                # messages of witnesses
+warmup_time = {config["warmup_time"]}                       # seconds: a newcomer downloads the model in them
+cooldown_time = {config["cooldown_time"]}                     # a client uploads a checkpoint in them
+epoch_time = {config["epoch_time"]}                      # seconds; then the epoch ends with a checkpoint
+max_round_train_time = {config["max_round_train_time"]}              # training and upload of a round
+round_witness_time = {config["round_witness_time"]}                # messages of witnesses
 waiting_for_members_extra_time = 3
-client_timeout_s = {config["client_timeout_s"]:g}                  # a client that is silent for longer has left
+client_timeout_s = {config["client_timeout_s"]}                  # a client that is silent for longer has left
 min_clients = {config["min_clients"]}                         # fewer: the run waits
 init_min_clients = {config["init_min_clients"]}                    # the run begins with so many
 witness_nodes = 0                       # every client attests which results it holds

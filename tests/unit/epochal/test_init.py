@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from epochal.state.config.state_file import StateFile, parse_state
 from epochal.state.errors import InvalidInput
 from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens_in_all
 from epochal.tools.init.files import files_of
-from epochal.tools.init.proposal import MOST_LOSS
-from epochal.tools.init.run_text import NewRun, checkpoint_every
+from epochal.tools.init.proposal import LEAST_S, MOST_LOSS
+from epochal.tools.init.run_text import NewRun, checkpoint_every, state_text
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
 from epochal.tools.quality import optimizer_of
@@ -175,6 +176,24 @@ def test_file_fits_the_lines_of_the_clients(tmp_path: Path) -> None:
         run_main("init", str(tmp_path / name), "--clients", clients).expect(0)
     fast, slow = state_in(tmp_path / "fast").config, state_in(tmp_path / "slow").config
     assert slow.max_round_train_time > fast.max_round_train_time
+
+
+@pytest.mark.nightly
+def test_run_with_days_between_checkpoints_is_written_as_it_was_planned(tmp_path: Path) -> None:
+    slow = ("--model", "llama-300m", "--vocabulary", "50257", "--tokens", "1B")
+    run_main("init", str(tmp_path), *slow, "--clients", "4 x 1mbit/0.2mbit 300ms 90k tokens/s").expect(0)
+    assert state_in(tmp_path).config.epoch_time > 1_000_000
+
+
+@given(st.integers(1, 10**9))
+def test_timers_are_written_with_every_digit(seconds: int) -> None:
+    run = NewRun("run", chosen_model("ngram", 256, 64), chosen_data("dummy", 2, "host:1"), 64, {}, "open")
+    timers = dict.fromkeys(LEAST_S, seconds) | {"epoch_time": seconds}
+    sizes = dict.fromkeys(("min_clients", "init_min_clients", "total_steps", "checkpoint_every"), 1)
+    config = timers | sizes | {"global_batch_size_start": 8, "global_batch_size_end": 8}
+    text = state_text(run, {"config": config, "merge": {"local_steps": 8}, "blobs": {}})
+    written = tomllib.loads(text)["config"]
+    assert {name: written[name] for name in config} == config
 
 
 @pytest.mark.nightly
