@@ -30,8 +30,8 @@ from epochal.tools.quality import (
 
 TRAINING_PART = 0.8
 """Part of a round that training should take."""
-LONGEST_ROUND_S = 1800.0
-"""Rounds are not made longer than this, so that a lost one costs at most half an hour."""
+LONGEST_TRAINING_S = 1800.0
+"""No client trains longer than this in a round, so that a lost one costs at most half an hour of it."""
 MOST_LOCAL_STEPS = 100
 """A run has no more local steps unless they are asked for."""
 MOST_LOSS = 1.02
@@ -172,7 +172,8 @@ def _long_enough(
         config = {"global_batch_size_start": batches, "global_batch_size_end": batches}
         found = plan_run(_with(state, config=config), groups, options)
         is_done = found.parts["training"] >= TRAINING_PART * found.round_s
-        if is_done or batches == most or 2 * found.round_s > LONGEST_ROUND_S:
+        is_long = 2 * found.parts["training"] > LONGEST_TRAINING_S
+        if is_done or is_long or batches == most or found.kind == "nothing":
             return found, batches
         batches = min(2 * batches, most)
 

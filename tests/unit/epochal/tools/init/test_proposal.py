@@ -17,6 +17,7 @@ CLIENTS = {
     "many, and some fast ones": ["40 x 100mbit/20mbit 40ms 30k tokens/s", "4 x 1gbit 10ms 300k tokens/s 10 batches"],
     "one": ["1 x 1gbit 1ms 1k tokens/s"],
     "two with fast lines": ["2 x 1gbit/1gbit 1ms 1M tokens/s"],
+    "four fast ones with slow lines": ["4 x 10mbit/2mbit 100ms 2000k tokens/s"],
     "two with slow lines": ["2 x 8mbit/1mbit 300ms 20k tokens/s"],
 }
 
@@ -42,6 +43,19 @@ def test_rounds_of_a_small_model_are_mostly_training() -> None:
     found = proposal("a few at home", 100_000)
     assert found.plan.parts["training"] > 0.7 * found.plan.round_s
     assert found.notice == ""
+
+
+def test_batch_of_slow_lines_is_as_large_as_their_uploads_leave_worth_it() -> None:
+    found = proposal("four fast ones with slow lines", 10**9)
+    assert found.plan.parts["upload"] > 1800
+    tokens = found.config["global_batch_size_end"] * 4 * 512
+    assert tokens == pytest.approx(found.merge["local_steps"] * critical_batch_tokens(10**9), rel=0.01)
+
+
+@pytest.mark.nightly
+def test_client_trains_at_most_half_an_hour_in_a_round() -> None:
+    found = proposal("two with slow lines", 50_000_000, total_tokens=10**12)
+    assert 900 < found.plan.parts["training"] <= 1800
 
 
 REFERENCE = {
