@@ -25,7 +25,7 @@ from epochal.coordinator.store.files.backup_folder import UNBOUNDED_BYTES, Backu
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
 from epochal.coordinator.store.files.folder import FolderPlace
 from epochal.coordinator.store.files.opening import open_folder_reader
-from epochal.coordinator.store.open import folder_of, is_database, open_store_reader, run_directory_of
+from epochal.coordinator.store.open import check_is_move, folder_of, is_database, open_store_reader, run_directory_of
 from epochal.coordinator.store.postgres.address import parse_address, with_run
 from epochal.coordinator.store.postgres.database import PostgresDatabase
 from epochal.coordinator.store.postgres.opening import open_database_reader
@@ -75,8 +75,7 @@ async def move(source: str, target: str, folder: Path | None, progress: Progress
             of the same kind as the source.
         StoreFailed: a coordinator serves it, or something cannot be read or written; the source is as it was.
     """
-    if is_database(source) is is_database(target):
-        raise InvalidInput("a run moves from a folder into a database (postgresql://…), or back")
+    check_is_move(source, target)
     if is_database(target):
         run_dir = run_directory_of(source)
         place = FolderPlace(run_dir)

@@ -118,6 +118,16 @@ def is_database(url: str) -> bool:
     return bool(found) and scheme in DATABASE_SCHEMES
 
 
+def check_is_move(source: str, target: str) -> None:
+    """Raise `InvalidInput` unless one of the two stores is a folder, and the other a database."""
+    if is_database(source) is is_database(target):
+        found = "both are databases" if is_database(source) else "neither is a database"
+        raise InvalidInput(
+            f"{without_password(source)} and {without_password(target)}: {found}; allowed: a folder and a database "
+            "(postgresql://…), in either order"
+        )
+
+
 def need_driver(url: str) -> None:
     """Raise `InvalidInput` if the store is in a database, whose driver is not installed."""
     if is_database(url):

@@ -10,8 +10,7 @@ import typer
 
 from epochal.cli.options.shared import JsonOption, StoreArgument
 from epochal.cli.output.printing import say
-from epochal.coordinator.store.open import need_driver
-from epochal.state.errors import InvalidInput
+from epochal.coordinator.store.open import check_is_move, need_driver
 
 
 def move(
@@ -27,10 +26,9 @@ def move(
 
     A folder stays as it was, marked as moved; rows of a database are removed.
     """
+    check_is_move(store, to)
     for url in (store, to):
         need_driver(url)
-    if not any("://" in url for url in (store, to)):
-        raise InvalidInput("a run moves from a folder into a database (postgresql://…), or back")
     from epochal.coordinator.proof.migrate_store import move as move_run
 
     report = asyncio.run(move_run(store, to, blobs, (lambda _: None) if as_json else say))

@@ -247,8 +247,13 @@ async def test_run_that_is_there_already_is_not_overwritten(
 
 async def test_move_says_what_it_wants(run_dir: Path, url: str, shared: Path, tmp_path: Path) -> None:
     for source, target, folder, said in (
-        (run_dir, tmp_path / "new", None, "from a folder into a database"),
-        (url, url, None, "from a folder into a database"),
+        (
+            run_dir,
+            tmp_path / "new",
+            None,
+            f"{run_dir} and {tmp_path / 'new'}: neither is a database; allowed: a folder and",
+        ),
+        ("postgresql://me:secret@a/b", url, None, "postgresql://me:…@a/b and .*: both are databases"),
         (run_dir, url, None, r"name a folder for them .*--blobs DIR"),
         (run_dir, f"{url}?run=another", shared, "names run 'another'"),
         (url, tmp_path / "new", shared, "--blobs goes with a target in a database"),
