@@ -18,6 +18,7 @@ from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.model_table import Muon
 from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.model.tensors import TensorLayout
+from epochal.state.text.amounts import counted
 
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
@@ -238,15 +239,26 @@ def shown_loss(factor: float | None) -> str:
     return "the same loss" if abs(percent) < 0.05 else f"loss {'+' if percent > 0 else '−'} {abs(percent):.1f} %"
 
 
-def source() -> str:
-    """Return how the losses were measured, as a sentence's end."""
+def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
+    """Return how the loss of a table was measured, as a sentence's end: with what, and what of it was not."""
     millions = " and ".join(f"{count / 1e6:.2g} M" for count in sorted({row.parameters for row in MEASURED}))
     clients = " or ".join(str(count) for count in sorted({row.clients for row in MEASURED}))
-    small = (
-        f"measured with a small model ({millions} parameters, {clients} clients: {PAGE}); yours may lose less or more"
-    )
-    has_update = any(row.choice == "update" for row in MEASURED)
-    return small if has_update else f"{small}. What an encoded update costs is not measured yet"
+    parts = [f"measured with a small model ({millions} parameters, {clients} clients: {PAGE})"]
+    parts.append("yours may lose less or more")
+    nearest = min(measured_rounds(optimizer), key=lambda row: _apart(row, merge.local_steps))
+    parts.append(f"rounds of {nearest.merge.local_steps}: {_shown_seeds(nearest)}")
+    of_codec = _without_delay(merge)
+    rounds = sorted(row.merge.local_steps for row in _codec_rows(of_codec))
+    if _of_codec(of_codec) != _of_codec(MergeConfig()) and rounds and merge.local_steps not in rounds:
+        parts.append(f"{merge.codec} only in rounds of {' or '.join(map(str, rounds))}")
+    if _update_loss(merge) is None:
+        parts.append(f"an update as {merge.update} is not measured, and counts as exact")
+    return "; ".join(parts)
+
+
+def _shown_seeds(row: Measured) -> str:
+    least, most = (f"{100 * (ratio - 1):+.1f}".replace("-", "−") for ratio in row.spread)
+    return f"{counted(len(row.losses), 'seed')}, {least}{'' if least == most else f' to {most}'} %"
 
 
 def _of_codec(merge: MergeConfig) -> tuple[Any, ...]:
@@ -258,8 +270,13 @@ def _apart(row: Measured, local_steps: int) -> float:
 
 
 def _codec_loss(merge: MergeConfig) -> float | None:
-    rows = [row for row in MEASURED if row.choice == "codec" and _of_codec(row.merge) == _of_codec(merge)]
+    rows = _codec_rows(merge)
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None
+
+
+def _codec_rows(merge: MergeConfig) -> list[Measured]:
+    """Return the rows of a table's codec with its settings."""
+    return [row for row in MEASURED if row.choice == "codec" and _of_codec(row.merge) == _of_codec(merge)]
 
 
 def _update_loss(merge: MergeConfig) -> float | None:

@@ -11,7 +11,7 @@ from epochal.state.round_model import PARTS
 from epochal.state.text.amounts import counted, shown_bytes
 from epochal.tools.plan.plans import GroupPlan, Plan
 from epochal.tools.plan.timers import shown_s
-from epochal.tools.quality import shown_loss, source
+from epochal.tools.quality import shown_loss
 
 LEFT = 22
 BAR = 30
@@ -56,7 +56,7 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield from _machines(plan)
         yield from _end(plan)
         beside = " beside one machine with AdamW and the same tokens" if plan.loss else ""
-        yield _row("learning", f"{shown_loss(plan.loss)}{beside}; {source()}")
+        yield _row("learning", f"{shown_loss(plan.loss)}{beside}; {plan.loss_source}")
     yield ""
     yield _row("bottleneck", plan.bottleneck)
     later = [

@@ -22,7 +22,7 @@ from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import MAX_CLIENTS
 from epochal.tools.plan.sizes import sizes_of
 from epochal.tools.plan.timers import timer_notes
-from epochal.tools.quality import loss_beside_one_machine, optimizer_of
+from epochal.tools.quality import loss_beside_one_machine, optimizer_of, source
 
 SETTLING_ROUNDS = 11
 """Rounds until members' shares follow their speeds and the time limit of rounds follows the rounds before."""
@@ -164,6 +164,7 @@ def _figures(
         limit=limit,
         warnings=(),
         loss=loss_beside_one_machine(state.merge, optimizer_of(state)),
+        loss_source=source(state.merge, optimizer_of(state)),
     )
 
 

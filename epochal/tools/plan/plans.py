@@ -124,6 +124,7 @@ class Plan:
         limit: what makes that part as long as it is: "client", "server", "latency" or "machine".
         warnings: what cannot hold, such as timers.
         loss: as a multiple of that of one machine with the same tokens; None if that was not measured.
+        loss_source: how it was measured, and what of it was not, in words.
         suggestions: what to change, the most effective first.
         later: the rounds of the run's later settings; all other figures but the days and epochs are of the next round.
     """
@@ -148,6 +149,7 @@ class Plan:
     epochs: int = 0
     days: float = math.inf
     loss: float | None = None
+    loss_source: str = ""
     suggestions: tuple[Suggestion, ...] = ()
     later: tuple[LaterRounds, ...] = ()
 

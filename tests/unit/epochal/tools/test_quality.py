@@ -156,8 +156,27 @@ def test_same_table_costs_nothing() -> None:
     assert (shown_loss(1.0389), shown_loss(0.96)) == ("loss + 3.9 %", "loss − 4.0 %")
 
 
-def test_source_says_that_the_model_was_small() -> None:
-    assert "small model (0.25 M parameters, 4 clients: docs/benchmarks-quality.md)" in source()
+def test_source_says_how_small_the_model_was_and_what_its_seeds_lost() -> None:
+    found = source(MergeConfig(local_steps=64))
+    assert "small model (0.25 M parameters, 4 clients: docs/benchmarks-quality.md)" in found
+    (row,) = (row for row in measured_rounds() if row.merge.local_steps == 100)
+    least, most = (100 * (ratio - 1) for ratio in row.spread)
+    assert found.endswith(f"rounds of 100: 3 seeds, {least:+.1f} to {most:+.1f} %")
+    (one,) = (row for row in measured_rounds("Muon") if row.merge.local_steps == 100)
+    assert source(MergeConfig(local_steps=100), "Muon").endswith(
+        f"1 seed, {100 * (one.ratio - 1):+.1f} %".replace("-", "−")
+    )
+
+
+def test_source_says_what_was_not_measured() -> None:
+    best = best_of_codec("sparse", 100)
+    assert best is not None
+    elsewhere = best.merge.model_copy(update={"local_steps": 100})
+    assert source(elsewhere).endswith("; sparse only in rounds of 30")
+    assert "only in" not in source(best.merge)
+    assert "only in" not in source(MergeConfig(local_steps=64, delay=1, outer_lr=0.5))
+    rough = MergeConfig(local_steps=30, codec="int8", update="int8")
+    assert source(rough).endswith("; an update as int8 is not measured, and counts as exact")
 
 
 @pytest.mark.parametrize(
