@@ -44,7 +44,7 @@ async def start_verifier(run: RealRun, name: str, *arguments: str) -> Child:
 
 
 async def distances(run: RealRun, verifier: Child, count: int, of: str = "") -> dict[str, list[float]]:
-    """Return the next excess distances that a verifier prints, by client: at least so many, and one of this client's."""
+    """Return the next excess distances that a verifier prints, by client: so many at least, with one of this client."""
     found: dict[str, list[float]] = {}
     while sum(map(len, found.values())) < count or (of and of not in found):
         line = _LINE.search(await run.line_of(verifier, "excess distance"))
