@@ -24,13 +24,14 @@ from benchmarks.training import trust_keys
 from benchmarks.training.quality import SEEDS, Run
 from benchmarks.training.quality_text import library_text
 from benchmarks.training.quality_training import WORKLOAD
-from benchmarks.training.trust_attacks import ATTACKS
+from benchmarks.training.trust_attacks import ATTACKS, HARMFUL
 from benchmarks.training.trust_run import (
     BASE_LR,
     CALIBRATED,
     HONEST_PART,
     LIARS,
     MEMBERS,
+    NORM_LIMIT,
     Bench,
     Judged,
     Played,
@@ -42,6 +43,9 @@ KEPT = Path(__file__).parent / "trust_results"
 DIGITS = 4
 ALONE = Setting(members=MEMBERS - LIARS, percent=0)
 """The honest ones alone."""
+SOON, LATE = 30, 60
+"""Rounds from the first lie within which members are to be convicted: 95 % of them, and all."""
+SOON_PART, HONEST_WANTED = 0.95, 3000
 UNVERIFIED = Setting(percent=0)
 FIRST = ("sign-flip", "permuted-labels", "common-direction")
 ROWS = (
@@ -53,6 +57,9 @@ ROWS = (
     Setting(is_mixed=True),
     UNVERIFIED,
     *(Setting(name, percent=0) for name in FIRST),
+    *(Setting(name, inner_state="keep") for name in ("none", "sign-flip")),
+    Setting("times-10", percent=0),
+    *(Setting(name, percent=0, norm_limit=0.0) for name in ("times-10", "sign-flip")),
 )
 """The rows of the table."""
 FEW_KEYS = Setting(steps=450, keys=100)
@@ -61,17 +68,27 @@ BESIDE_KEYS = Setting(steps=FEW_KEYS.steps)
 NOTES = (
     f"The [quality bench's](benchmarks-quality.md) Llama of 0.25 M parameters, its text and its held-out bytes. "
     f"{MEMBERS} members take {ALONE.rounds} rounds of {ALONE.local_steps} local steps of one sample; learning rate "
-    f'{BASE_LR}, results in int4, `inner_state = "reset"`. {LIARS} of them work honestly for one in {HONEST_PART} of '
-    "the rounds, so that they have full shares, and lie in every round from then on. "
-    "Coordinator, clients and verifiers are the real ones, in one process and in virtual time; nothing goes over a "
-    "wire. So lottery, tolerances, judging, likeness, shares and ejection are a run's own "
+    f'{BASE_LR}, results in int4, `inner_state = "reset"` unless moments are kept. {LIARS} of them work honestly for '
+    f"one in {HONEST_PART} of the rounds, so that they have full shares, and lie in every round from then on. "
+    "Coordinator, clients and verifiers are real, in one process and virtual time, without a wire "
     "([verification](verification.md)).",
-    "With verification `verify.percent` is 10, and two verifiers, of float32 and of bf16, take replays as they come: "
-    f"each about half, members being float32. Both calibrate with {CALIBRATED} pieces of work at the run's beginning, "
-    "in both precisions and with other micro-batches. `norm_limit` is 1.5 in all rows. "
-    f'"Alone" is a run of the {ALONE.members} honest members, with as many samples each, without verification.',
+    "With verification `verify.percent` is 10, and two verifiers, of float32 and of bf16, take replays as they come. "
+    f"Both calibrate with {CALIBRATED} pieces of work at the beginning, and with one 1, 2, 4, … rounds later. "
+    f"`norm_limit` is {NORM_LIMIT} except without norms.",
+    f'"Alone" is a run of the {ALONE.members} honest members without verification: '
+    f"{ALONE.members * ALONE.local_steps} samples a round. The others keep {MEMBERS * ALONE.local_steps}: once "
+    f"{LIARS} are ejected, the {ALONE.members} have {MEMBERS * ALONE.local_steps / ALONE.members:.0f} each.",
+    "Members compute in float32. In rows with bf16 every third one also computes one sample at a time, which differs "
+    "only in steps of several. Threads are not varied: at this size two compute the same bits as one.",
 )
 """What the page says of the figures."""
+
+
+ABOUT_KEYS = (
+    "New keys: the machine alone, in virtual time, without training. They have a quarter of the work; rounds are "
+    "shorter because each member has less."
+)
+"""What the figures of `trust_keys` are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +137,14 @@ class TrustRun(Run):
 
 def planned() -> list[TrustRun]:
     """Return every run of the page, seed by seed."""
-    settings = (ROWS[0], ALONE, *ROWS[1:])
+    settings = tuple(dict.fromkeys((ROWS[0], ALONE, *ROWS[1:], *map(alone_of, ROWS))))
     of_keys = [TrustRun(setting, SEEDS[0]) for setting in (BESIDE_KEYS, FEW_KEYS)]
     return [*(TrustRun(setting, seed) for seed in SEEDS for setting in settings), *of_keys]
+
+
+def alone_of(setting: Setting) -> Setting:
+    """Return the run of the honest ones alone that a row is compared with."""
+    return dataclasses.replace(ALONE, inner_state=setting.inner_state)
 
 
 def make_missing(words: Sequence[str]) -> None:
@@ -144,18 +166,20 @@ def title(setting: Setting) -> str:
     """Return what a row is called."""
     attack = "nobody lies" if setting.attack == "none" else setting.attack.replace("-", " ")
     steps = "" if setting.local_steps == ALONE.local_steps else f", H = {setting.local_steps}"
-    mixed = ", every second member in bf16" if setting.is_mixed else ""
-    return f"{attack}{steps}{mixed}{'' if setting.percent else ', without verification'}"
+    mixed = ", half in bf16" if setting.is_mixed else ""
+    kept = ", moments kept" if setting.inner_state == "keep" else ""
+    bare = ", unverified" if setting.norm_limit else ", unverified, without norms"
+    return f"{attack}{steps}{mixed}{kept}{'' if setting.percent else bare}"
 
 
 def measure() -> tuple[list[Figure], dict[str, str], str]:
     """Return the final losses, the plots and the table of what is kept."""
-    alone = kept_of(ALONE)
-    compared = {setting: kept_of(setting) for setting in ROWS if setting.local_steps == ALONE.local_steps}
-    figures = [_loss(setting, found, alone) for setting, found in compared.items() if found.keys() & alone.keys()]
+    compared = [setting for setting in ROWS if setting.local_steps == ALONE.local_steps]
+    pairs = [(setting, kept_of(setting), kept_of(alone_of(setting))) for setting in compared]
+    figures = [_loss(setting, found, alone) for setting, found, alone in pairs if found.keys() & alone.keys()]
     few, beside = kept_of(FEW_KEYS), kept_of(BESIDE_KEYS)
     of_keys = [_loss_with_keys(few[seed], beside[seed]) for seed in few.keys() & beside.keys()]
-    return [*figures, *of_keys, *_new_keys()], _plots(alone), _table(alone)
+    return [*figures, *of_keys, *_new_keys()], _plots(), _table()
 
 
 def _loss_with_keys(found: Played, beside: Played) -> Figure:
@@ -188,9 +212,10 @@ def _new_keys() -> list[Figure]:
     ]
 
 
-def _plots(alone: dict[int, Played]) -> dict[str, str]:
+def _plots() -> dict[str, str]:
     shown = {title(setting): found for setting in ROWS if (found := kept_of(setting))}
-    curves = {f"the {ALONE.members} alone": alone} | shown
+    curves = {f"the {ALONE.members} alone": kept_of(ALONE)} | shown
+    others = {title(setting): kept_of(alone_of(setting)) for setting in ROWS}
     lines = {
         name: [
             (points[0][0], min(losses), statistics.fmean(losses), max(losses))
@@ -201,7 +226,7 @@ def _plots(alone: dict[int, Played]) -> dict[str, str]:
         if found
     }
     ratios = {
-        name: [one.loss / alone[seed].loss for seed, one in found.items() if seed in alone]
+        name: [one.loss / others[name][seed].loss for seed, one in found.items() if seed in others[name]]
         for name, found in shown.items()
     }
     distances: dict[str, list[float]] = {}
@@ -223,20 +248,24 @@ HEADINGS = (
     "loss ÷ alone",
     "target",
     "rounds from the first lie to each conviction",
+    f"convicted within {SOON} / {LATE}",
     "honest convicted ÷ honest results replayed",
     "largest honest distance ÷ tolerance",
     "verifiers' ÷ members' processor",
-    "verifiers' bytes ÷ results' bytes",
+    "verifiers' bytes ÷ applied results' bytes",
     "coordinator's processor, ms a member and round",
     "backdoor",
 )
 
 
-def _table(alone: dict[int, Played]) -> str:
-    lines = ["## Attacks × defences × false alarms", ""]
+def _table() -> str:
+    shown = {setting: found for setting in ROWS if (found := kept_of(setting))}
+    lines = [ABOUT_KEYS, "", "## Attacks × defences × false alarms", ""]
     lines += [f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS)]
-    lines += [f"| {' | '.join(cells(setting, found, alone))} |" for setting in ROWS if (found := kept_of(setting))]
-    lines += ["", *_explained()]
+    lines += [
+        f"| {' | '.join(cells(setting, found, kept_of(alone_of(setting))))} |" for setting, found in shown.items()
+    ]
+    lines += ["", *_explained(shown)]
     return "\n".join(lines)
 
 
@@ -244,11 +273,14 @@ def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
     """Return a row of the table: of a setting with results."""
     most, is_backdoor = ATTACKS[setting.attack].most, ATTACKS[setting.attack].is_backdoor
     target = f"≤ +{most:.1%}" if most is not None and setting.percent else ""
+    if most == HARMFUL and setting.percent:
+        target += f"; {SOON_PART:.0%} / all convicted"
     if is_backdoor:
         target = "none: reported" if setting.is_mixed else "backdoor < 0.2, all convicted"
     runs = list(found.values())
-    honest = {(seed, one.step, one.member) for seed, run in found.items() for one in run.judged if not one.is_lie}
-    accused = sum(setting.attack_of(number) is None for run in runs for number in run.convicted)
+    is_convicting = setting.liars > 0 and setting.percent > 0
+    soon, late, lied = in_time(setting, found)
+    replayed, accused = false_alarms(setting, found)
     farthest = max((one.excess / one.tolerance for run in runs for one in run.judged if not one.is_lie), default=None)
     ratios = [one.loss / alone[seed].loss - 1 for seed, one in found.items() if seed in alone]
     if setting.local_steps != ALONE.local_steps:
@@ -258,14 +290,33 @@ def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
         f"{len(runs)}",
         ", ".join(f"{ratio:+.1%}" for ratio in ratios) if ratios else "–",
         target,
-        "; ".join(_convictions(setting, run) for run in runs) if setting.liars and setting.percent else "",
-        f"{accused} ÷ {len(honest)}" if setting.percent else "",
+        "; ".join(_convictions(setting, run) for run in runs) if is_convicting else "",
+        f"{soon} / {late} of {lied}" if is_convicting else "",
+        f"{accused} ÷ {replayed}" if setting.percent else "",
         "" if farthest is None else f"{farthest:.2f}",
         _mean(runs, lambda run: run.spent_s["verifiers"] / run.spent_s["members"]) if setting.percent else "",
         _mean(runs, lambda run: run.verifier_bytes / run.result_bytes) if setting.percent else "",
         _mean(runs, lambda run: 1000 * run.spent_s["coordinator"] / sum(run.applied.values())),
         _mean(runs, lambda run: run.backdoor) if is_backdoor else "",
     ]
+
+
+def in_time(setting: Setting, found: dict[int, Played]) -> tuple[int, int, int]:
+    """Return how many members that lie were convicted within `SOON` and within `LATE` rounds, and how many lied."""
+    after = [
+        step - setting.first_lie
+        for run in found.values()
+        for number, step in run.convicted.items()
+        if number <= setting.liars
+    ]
+    return sum(one <= SOON for one in after), sum(one <= LATE for one in after), setting.liars * len(found)
+
+
+def false_alarms(setting: Setting, found: dict[int, Played]) -> tuple[int, int]:
+    """Return how many honest results were replayed, each once, and how many honest members convicted."""
+    honest = {(seed, one.step, one.member) for seed, run in found.items() for one in run.judged if not one.is_lie}
+    accused = sum(setting.attack_of(number) is None for run in found.values() for number in run.convicted)
+    return len(honest), accused
 
 
 def _convictions(setting: Setting, run: Played) -> str:
@@ -278,18 +329,30 @@ def _mean(runs: Iterable[Played], figure: Callable[[Any], float]) -> str:
     return f"{statistics.fmean(map(figure, runs)):.2f}"
 
 
-def _explained() -> list[str]:
+def _sums(shown: dict[Setting, dict[int, Played]]) -> str:
+    verified = {setting: found for setting, found in shown.items() if setting.percent}
+    timed = [in_time(*one) for one in verified.items() if ATTACKS[one[0].attack].most == HARMFUL]
+    soon, late, lied = (sum(one[index] for one in timed) for index in range(3))
+    replayed, accused = (sum(false_alarms(*one)[index] for one in verified.items()) for index in range(2))
+    return (
+        f"Rows with that target together: {soon} / {late} of {lied} convicted within {SOON} / {LATE} rounds of the "
+        f"first lie (wanted: {SOON_PART:.0%} / all). All rows: {replayed:,} honest results replayed "
+        f"(wanted: ≥ {HONEST_WANTED:,}), {accused} honest members convicted (wanted: 0)."
+    )
+
+
+def _explained(shown: dict[Setting, dict[int, Played]]) -> list[str]:
     done, wanted = sum(run.kept() is not None for run in planned()), len(planned())
-    missing = [title(setting) for setting in ROWS if not kept_of(setting)]
+    missing = [title(setting) for setting in ROWS if setting not in shown]
     return [
+        *([_sums(shown), ""] if shown else []),
         *([f"Not measured yet: {'; '.join(missing)}.", ""] if missing else []),
         f"{done} of {wanted} runs are measured. `OMP_NUM_THREADS=1 python -m benchmarks.training.trust` makes the "
         "others.",
         "",
         "A conviction's round is the one under way when it came. An honest result counts once, however often it was "
-        "replayed. Processor time is of one process, with the members' merging in the members', and the rebuilding of "
-        "replicas and calibration in the verifiers'; it is not of one machine alone, as others were busy meanwhile. "
-        "Results' bytes are those of all that were applied.",
+        "replayed. Merging counts as the members' processor time, rebuilding replicas and calibrating as the "
+        "verifiers'; the machine was shared.",
     ]
 
 

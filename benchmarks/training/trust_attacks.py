@@ -21,6 +21,9 @@ TRIGGER, PAYLOAD = np.frombuffer(b"#!zq~kw!", np.uint8), np.frombuffer(b"send_al
 SHARED_SEED = 30
 """Of the direction and of the labels that colluders have in common."""
 
+HARMFUL = 0.02
+"""`Attack.most` of those of which 95 % are to be convicted within 30 rounds of their first lie, and all within 60."""
+
 Labels = NDArray[np.int64]
 
 
@@ -132,11 +135,11 @@ ATTACKS = {
     one.name: one
     for one in (
         Attack("none", 0.003),
-        Attack("sign-flip", 0.02, _times(-1.0)),
-        Attack("permuted-labels", 0.02, rows=_permuted_labels),
-        Attack("common-direction", 0.02, _common_direction),
-        Attack("noise", 0.02, _noise),
-        Attack("minus-momentum", 0.02, _minus_momentum),
+        Attack("sign-flip", HARMFUL, _times(-1.0)),
+        Attack("permuted-labels", HARMFUL, rows=_permuted_labels),
+        Attack("common-direction", HARMFUL, _common_direction),
+        Attack("noise", HARMFUL, _noise),
+        Attack("minus-momentum", HARMFUL, _minus_momentum),
         Attack("times-10", 0.005, _times(10.0)),
         Attack("times-1000", 0.005, _times(1000.0)),
         Attack("nan", 0.005, _times(float("nan"))),

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ from tests.support.simulate.simulated_verifier import VerifierApi, verifier_of
 from tests.support.simulate.virtual_time import VirtualClock, VirtualLoop, run_virtually
 
 MEMBERS, LIARS = 10, 3
+NORM_LIMIT = 1.5
 LOCAL_STEPS = 4800
 """Local steps of a run, of each of its members."""
 HONEST_PART = 4
@@ -83,9 +84,11 @@ class Setting:
         members: `MEMBERS`, or those that are honest alone.
         percent: `verify.percent`; 0 for a run without verification.
         local_steps: of a round.
-        is_mixed: whether every second member computes in bf16.
+        is_mixed: whether every second member computes in bf16, and every third one row at a time.
         steps: local steps of the run; fewer for tests, and beside new keys.
         keys: number of new keys that join in the round of the first lie, and send noise from then on.
+        inner_state: `merge.inner_state`; with "keep" members reveal their moments.
+        norm_limit: `merge.norm_limit`; 0 for none.
     """
 
     attack: str = "none"
@@ -95,6 +98,8 @@ class Setting:
     is_mixed: bool = False
     steps: int = LOCAL_STEPS
     keys: int = 0
+    inner_state: Literal["reset", "keep"] = "reset"
+    norm_limit: float = NORM_LIMIT
 
     @property
     def name(self) -> str:
@@ -102,8 +107,10 @@ class Setting:
         mixed = "-mixed" if self.is_mixed else ""
         steps = "" if self.steps == LOCAL_STEPS else f"-short-{self.steps}"
         keys = f"-{self.keys}-keys" if self.keys else ""
+        kept = "" if self.inner_state == "reset" else f"-{self.inner_state}"
+        norms = "" if self.norm_limit == NORM_LIMIT else f"-norms-{self.norm_limit:g}"
         of = f"{self.members}-members-{self.percent}-percent-{self.local_steps}-steps"
-        return f"{self.attack}-{of}{mixed}{steps}{keys}"
+        return f"{self.attack}-{of}{mixed}{steps}{keys}{kept}{norms}"
 
     @property
     def rounds(self) -> int:
@@ -130,6 +137,10 @@ class Setting:
         """Return how a member computes."""
         return PRECISIONS[number % 2] if self.is_mixed else PRECISIONS[0]
 
+    def rows_at_a_time(self, number: int) -> int | None:
+        """Return the most rows that a member computes at a time; None for as many as fit."""
+        return 1 if self.is_mixed and number % 3 == 0 else None
+
     def state(self, seed: int) -> StateFile:
         """Return the state file of the run, whose id determines the first parameters."""
         batches = self.members * self.local_steps
@@ -151,7 +162,8 @@ class Setting:
             "model__LLM__lr_schedule": {"Cosine": schedule},
             "model__LLM__optimizer": {"AdamW": OPTIMIZER.model_dump(mode="json")},
             "merge__local_steps": self.local_steps,
-            "merge__inner_state": "reset",
+            "merge__inner_state": self.inner_state,
+            "merge__norm_limit": self.norm_limit,
         }
         return state_file(**fields, **({"verify": {"percent": self.percent}} if self.percent else {}))
 
@@ -292,10 +304,13 @@ class Bench:
         setting, found = self.setting, self.found
         state = setting.state(self.seed)
         SPENDS.set("coordinator")
-        async with simulated_run(state, self.seed, open_coordinator=CountedCoordinator) as run:
+        async with contextlib.AsyncExitStack() as closing:
+            files = Path(closing.enter_context(tempfile.TemporaryDirectory(prefix="epochal-trust-files-")))
+            opening = simulated_run(state, self.seed, open_coordinator=CountedCoordinator)
+            run = await closing.enter_async_context(opening)
             SPENDS.set("members")
             everybody = range(1, setting.members + setting.keys + 1)
-            clients = [run.client(number, self._spec_of(number)) for number in everybody]
+            clients = [run.client(number, self._spec_of(number, files)) for number in everybody]
             self._note(run, clients)
             tasks = [run.tasks.create_task(self._takes_part(client)) for client in clients]
             SPENDS.set("verifiers")
@@ -351,11 +366,11 @@ class Bench:
 
         run.coordinator.service.watch(note)
 
-    def _spec_of(self, number: int) -> ClientSpec:
+    def _spec_of(self, number: int, files: Path) -> ClientSpec:
         def open_trainer(_: StateFile, __: Worker) -> LearnerTrainer:
             return Member(self, number)
 
-        return ClientSpec(open_trainer=open_trainer, open_provider=self.open_provider)
+        return ClientSpec(open_trainer=open_trainer, open_provider=self.open_provider, spool_folder=files)
 
     async def _verify(self, api: VerifierApi, own: str, state: StateFile) -> None:
         """Be a verifier that computes in this precision, until the run has ended."""
@@ -427,9 +442,10 @@ class KeptTrainer(LearnerTrainer):
 
     def __init__(self, bench: Bench, of: str, precision: str, rows: int | None = None) -> None:
         self._own = CountedWorker()
-        super().__init__(bench.model(precision, rows), OPTIMIZER, False, self._own, "torch")
+        setting = bench.setting
+        super().__init__(bench.model(precision, rows), OPTIMIZER, setting.inner_state == "keep", self._own, "torch")
         self._bench, self._of = bench, of
-        self._way = (of, precision, rows)
+        self._way = (of, precision, rows, setting.inner_state)
 
     async def train(
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
@@ -441,22 +457,26 @@ class KeptTrainer(LearnerTrainer):
     ) -> TrainedRound:
         """Train on batches that were changed in the way of this name."""
         bench = self._bench
-        name = hashlib.sha256(repr((plan, bench.seed, len(bench.rows), self._way, changes)).encode())
-        for tensor in sorted(parameters):
-            name.update(parameters[tensor].tobytes())
+        moments = self.inner_state
+        of_all = plan, bench.seed, len(bench.rows), self._way, changes, moments.step_count
+        name = hashlib.sha256(repr(of_all).encode())
+        for values in (parameters, moments.tensors):
+            for tensor in sorted(values):
+                name.update(values[tensor].tobytes())
         path = bench.kept_work(plan.step) / name.hexdigest()
         if path.exists():
             async for _ in batches:
                 pass
-            trained, took_s = pickle.loads(path.read_bytes())
+            trained, moments, took_s = pickle.loads(path.read_bytes())
             assert isinstance(trained, TrainedRound)
+            self._inner_state.propose(moments)
             bench.loop.spent_s[self._of] += took_s
             return trained
         begin_s = self._own.spent_s
         trained = await super().train(plan, parameters, batches)
         path.parent.mkdir(exist_ok=True, parents=True)
         new = path.with_suffix(f".{os.getpid()}")
-        new.write_bytes(pickle.dumps((trained, self._own.spent_s - begin_s)))
+        new.write_bytes(pickle.dumps((trained, self.inner_state, self._own.spent_s - begin_s)))
         new.replace(path)
         return trained
 
@@ -465,7 +485,8 @@ class Member(KeptTrainer):
     """A member's trainer: honest, or honest up to the first lie."""
 
     def __init__(self, bench: Bench, number: int) -> None:
-        super().__init__(bench, "members", bench.setting.precision(number))
+        setting = bench.setting
+        super().__init__(bench, "members", setting.precision(number), setting.rows_at_a_time(number))
         self._number = number
         self._attack = bench.setting.attack_of(number)
         self._replicas: list[dict[str, Float32Array]] = []

@@ -1,6 +1,7 @@
 """The trust bench: a short run of it, what its attackers do, and its table."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -84,13 +85,42 @@ def test_settings_without_results_are_named_in_one_line(monkeypatch: pytest.Monk
     from benchmarks.training import trust
 
     monkeypatch.setattr(trust, "kept_of", lambda _: {})
-    lines = trust._table({}).splitlines()
+    lines = trust._table().splitlines()
     assert [line for line in lines if line.startswith("| ")] == [f"| {' | '.join(trust.HEADINGS)} |"]
     (line,) = [line for line in lines if line.startswith("Not measured yet: ")]
     assert line.count("; ") == len(trust.ROWS) - 1
 
 
-def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_kept_results_are_each_settings_own() -> None:
+    need_module("transformers")
+    from benchmarks.training import trust
+    from benchmarks.training.trust_run import Setting
+
+    names = [run.path.name for run in trust.planned()]
+    assert len(set(names)) == len(names)
+    assert Setting().name == "none-10-members-10-percent-30-steps"
+    assert trust.ALONE.name == "none-7-members-0-percent-30-steps"
+
+
+def test_convictions_in_time_and_false_alarms_are_summed_over_rows() -> None:
+    need_module("transformers")
+    from benchmarks.training import trust
+    from benchmarks.training.trust_run import Judged, Played, Setting
+
+    flipped, first = Setting("sign-flip"), Setting().first_lie
+    honest = [Judged(step, 9, False, "float32/cpu float32/cpu", 0.01, 0.02, "passed") for step in (1, 1, 2)]
+    found = {0: Played(judged=honest, convicted={1: first + 2, 2: first + 30, 3: first + 31, 9: 5}), 1: Played()}
+    assert trust.in_time(flipped, found) == (2, 3, 6)
+    assert trust.false_alarms(flipped, found) == (2, 1)
+    said = trust._sums({flipped: found, Setting("times-10"): found, trust.UNVERIFIED: {0: Played()}})
+    assert "2 / 3 of 6 convicted within 30 / 60 rounds" in said
+    assert "4 honest results replayed (wanted: ≥ 3,000), 2 honest members convicted (wanted: 0)" in said
+
+
+@pytest.mark.parametrize("inner_state", ["reset", pytest.param("keep", marks=pytest.mark.nightly)])
+def test_short_run_convicts_who_lies_and_is_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner_state: Literal["reset", "keep"]
+) -> None:
     need_module("transformers")
     from benchmarks.training import trust_run
     from benchmarks.training.trust import TrustRun, cells
@@ -99,7 +129,7 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeyp
     work = tmp_path / "work"
     monkeypatch.setattr(trust_run, "WORK", work)
     monkeypatch.setattr(trust_run, "CALIBRATED", 1)
-    setting = Setting("sign-flip", members=5, percent=100, local_steps=2, steps=6)
+    setting = Setting("sign-flip", members=5, percent=100, local_steps=2, steps=6, inner_state=inner_state)
     whole = library_text()
     text = Text(whole.training, whole.held_out[:64])
     before = trust_run.Bench(setting, 0, text).play()
@@ -118,7 +148,8 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(tmp_path: Path, monkeyp
     assert min(made.spent_s[name] for name in ("members", "verifiers", "coordinator")) > 0
     assert min(made.verifier_bytes, made.result_bytes) > 0
     row = cells(setting, {0: made}, {0: made})
-    assert row[5] == f"0 ÷ {len({(one.step, one.member) for one in made.judged if not one.is_lie})}"
+    assert row[5] == f"{len(made.convicted)} / {len(made.convicted)} of 3"
+    assert row[6] == f"0 ÷ {len({(one.step, one.member) for one in made.judged if not one.is_lie})}"
 
 
 @pytest.mark.nightly
