@@ -23,6 +23,7 @@ FINAL_SHARE = 0.1
 EMBEDDED_LR, EMBEDDED_FINAL_SHARE = 0.01, 0.2
 """Of the embedded model."""
 COMMENT_COLUMN = 39
+_BATCH_SOURCE = "at most local_steps times the critical batch (arXiv:2410.21676)"
 _OPTIMIZER_LINES = {
     "AdamW": "betas = [0.9, 0.95]\neps = 1e-8\n",
     "Muon": "momentum = 0.95                         # of hidden matrices; AdamW moves the other tensors\n",
@@ -117,7 +118,7 @@ client_timeout_s = {config["client_timeout_s"]}                  # a client that
 min_clients = {config["min_clients"]}                         # fewer: the run waits
 init_min_clients = {config["init_min_clients"]}                    # the run begins with so many
 witness_nodes = 0                       # every client attests which results it holds
-global_batch_size_start = {config["global_batch_size_start"]}             # samples of a round, of all clients together
+global_batch_size_start = {config["global_batch_size_start"]}  # samples of a round: {_BATCH_SOURCE}
 global_batch_size_end = {config["global_batch_size_end"]}
 global_batch_size_warmup_tokens = 0
 total_steps = {config["total_steps"]}                       # rounds

@@ -46,6 +46,8 @@ def state_in(folder: Path) -> StateFile:
 def test_defaults_make_a_file_that_check_takes_without_warnings(tmp_path: Path) -> None:
     run_main("init", str(tmp_path / "My Run!")).expect(0, "epochal coordinator")
     assert state_in(tmp_path / "My Run!").run_id == "my-run"
+    batch = "# samples of a round: at most local_steps times the critical batch (arXiv:2410.21676)"
+    assert batch in (tmp_path / "My Run!" / "state.toml").read_text()
     checked = run_main("check", str(tmp_path / "My Run!" / "state.toml"))
     checked.expect(0, "is valid")
     assert "note:" not in checked.err
