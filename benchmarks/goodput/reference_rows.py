@@ -12,6 +12,7 @@ from benchmarks.goodput import reference
 from benchmarks.goodput.reference import Planned, Scaled
 from benchmarks.goodput.shaped_run import Cores, Line, run_text, shaped_run
 from benchmarks.goodput.training_time import Span, percentile, training_parts
+from epochal.tools.quality import shown_loss
 
 CLIENTS = 8
 ROUND_S = 14.0
@@ -97,7 +98,8 @@ def figures_of(kind: Kind, found: Measured) -> list[Figure]:
     """Return the figures of a kind."""
     planned = 100 * found.planned.training_part
     says, least = "`epochal plan`", f"`epochal plan`; p5 of the clients {100 * percentile(found.parts, 5):.1f} %"
-    whole = f"planned for all {reference.CLIENTS}, not measured: {kind.planned.settings}"
+    price = f"{shown_loss(kind.planned.plan['loss'])} beside one machine"
+    whole = f"planned for all {reference.CLIENTS}, not measured: {kind.planned.settings}; {price}"
     return [
         Figure(
             f"A, {kind.name}: clients' time that is training, median",

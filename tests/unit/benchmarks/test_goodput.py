@@ -21,6 +21,7 @@ from benchmarks.goodput.reference import (
     scaled,
     settings_in,
 )
+from benchmarks.goodput.reference_rows import Kind, figures_of
 from benchmarks.goodput.shaped_run import run_text
 from benchmarks.goodput.training_time import Presence, Span, mean_part, percentile, trained_spans, training_parts
 from benchmarks.rounds.scale_load import Case, Measured
@@ -214,6 +215,14 @@ def test_measured_rounds_of_a_run_with_delay_are_trained_ahead() -> None:
     assert _length_s(played.rounds[reference_rows.FIRST - 2]) > 1.3 * settled_s
     for found in played.rounds[reference_rows.FIRST - 1 :]:
         assert _length_s(found) == pytest.approx(settled_s, rel=0.05)
+
+
+def test_row_of_the_reference_has_the_price_of_its_settings_in_loss() -> None:
+    priced = Planned(REFERENCE.tables, {**REFERENCE.plan, "loss": 1.177})
+    kind = Kind("with what `plan` advises", "≥ 90 %", priced, scaled(priced, reference_rows.ROUND_S))
+    rows = figures_of(kind, reference_rows.Measured(priced, (0.9, 0.95), 14.0, 0.2))
+    (row,) = (row for row in rows if "the reference itself" in row.name)
+    assert row.baseline_name.endswith("64 local steps of 2 batches, int4; loss + 17.7 % beside one machine")
 
 
 def _length_s(found: PlayedRound) -> float:
