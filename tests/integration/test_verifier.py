@@ -90,7 +90,7 @@ async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: 
         assert "RAISES the held-out loss" in await run.line_of(verifier, run.client_id_of(liar))
         assert not run.events(run.coordinator, "client_convicted")
         assert {one["client_id"] for one in run.events(run.coordinator, "client_flagged")} == {rests["client_id"]}
-        step = (await run.status()).step + 4
+        step = (await run.status()).step + 30  # two commands take a while to start
         for at_step, location in ((step, data / "absent"), (step + 2, data)):
             location_line = f"model.LLM.held_out_location={{ Local = '{location}' }}"
             change = ("change", run.url, "--at-step", str(at_step), "--set", location_line)
