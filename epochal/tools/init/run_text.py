@@ -28,7 +28,7 @@ _OPTIMIZER_LINES = {
     "AdamW": "betas = [0.9, 0.95]\neps = 1e-8\n",
     "Muon": "momentum = 0.95                         # of hidden matrices; AdamW moves the other tensors\n",
 }
-_COMMENT = re.compile(r"^([^#\s][^#\n]*?) {2,}(# .*)$", re.MULTILINE)
+_COMMENT = re.compile(r"^((?:# )?[^#\s][^#\n]*?) {2,}(# .*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ clip_grad_norm = 1.0
 
 [merge]
 local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]), run.optimizer)}
-{_codec_text(run.codec)}{"" if run.verify is None else _repeatable(int(merge["local_steps"]), run.optimizer)}"""
+{_codec_text(run.codec)}{_update_text()}{_repeatable_text(run, int(merge["local_steps"]))}"""
 
 
 def _codec_text(fields: Mapping[str, Any]) -> str:
@@ -167,14 +167,22 @@ def _codec_text(fields: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {_value(value)}{note if name == 'codec' else ''}\n" for name, value in fields.items())
 
 
+def _update_text() -> str:
+    update = MergeConfig().update
+    price = shown_loss(loss_factor(MergeConfig(update="exact"), MergeConfig()))
+    return f'# update = "{update}"  # of what all clients receive; a small model: {price} beside "exact"\n'
+
+
 def _price(local_steps: int, optimizer: OptimizerName) -> str:
     loss, text = loss_of_local_steps(local_steps, optimizer), "of each client in a round"
     return text if loss is None else f"{text}; a small model: {shown_loss(loss)} beside one machine with AdamW"
 
 
-def _repeatable(local_steps: int, optimizer: OptimizerName) -> str:
+def _repeatable_text(run: NewRun, local_steps: int) -> str:
+    if run.verify is None:
+        return ""
     kept, reset = (MergeConfig(local_steps=local_steps, inner_state=state) for state in ("keep", "reset"))
-    price = shown_loss(loss_factor(kept, reset, optimizer))
+    price = shown_loss(loss_factor(kept, reset, run.optimizer))
     return f'inner_state = "reset"                   # a small model: {price}; "keep": clients upload what they keep\n'
 
 
