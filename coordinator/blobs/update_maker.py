@@ -35,7 +35,7 @@ from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_par
 from epochal.runtime.files.spool import READ_BYTES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
-from epochal.runtime.task_errors import error_of_work
+from epochal.runtime.task_errors import one_error
 from epochal.state.checkpoint_parts import CheckpointPart, parts_digest, update_part_bytes
 from epochal.state.codecs.codec import Block
 from epochal.state.codecs.codecs_by_name import codec_named
@@ -199,12 +199,11 @@ class UpdateMaker:
         total = await self._sum_of(outcome)
         header = UpdateHeader.of(outcome, self._merger.rule(outcome.step))
         arrival = Arrival()
-        try:
+        with one_error():
             async with asyncio.TaskGroup() as group:
                 making = group.create_task(self._made(total, header, start.replica, arrival))
                 await self._keep(outcome.step, arrival, making)
-        except BaseExceptionGroup as errors:
-            raise error_of_work(errors) from None
+                await asyncio.wait([making])
         self._sum = None
         self._slices.end()
         self._held = making.result()[1]

@@ -21,7 +21,7 @@ from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.files.spool_part import CountedBytes, ReceivedBytes, ReceivedFile, ReceivedPart
 from epochal.runtime.long_work import BYTES, LongWork, long_work
 from epochal.runtime.merging.arrival import Arrival
-from epochal.runtime.task_errors import error_of_work
+from epochal.runtime.task_errors import one_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.checkpoint_parts import CheckpointManifest, CheckpointPart, check_parts
 from epochal.state.documents import CheckpointRef, UpdateRef
@@ -112,12 +112,11 @@ class CheckpointDownload:
         left = iter([part for part in wanted if not part.is_whole])
         with long_work(f"downloading {named.purpose}", named.size_bytes, BYTES) as work:
             work.done = sum(part.target.size_bytes for part in wanted)
-            try:
+            with one_error():
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(PARTS_AT_A_TIME, len(wanted))):
-                        group.create_task(self._fetch_all(left, work))
-            except BaseExceptionGroup as errors:
-                raise error_of_work(errors) from None
+                    fetching = [group.create_task(self._fetch_all(left, work)) for _ in wanted[:PARTS_AT_A_TIME]]
+                    if fetching:
+                        await asyncio.wait(fetching)
         for part in wanted:
             if not part.is_whole:
                 message = f"the coordinator lacks {part.name}, blob {part.part.sha256}: {part.loss}"

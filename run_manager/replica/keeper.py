@@ -25,7 +25,7 @@ from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
-from epochal.runtime.task_errors import error_of_work
+from epochal.runtime.task_errors import one_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, OwnOutcome, RunDocument, UpdateRef
@@ -363,13 +363,12 @@ class ReplicaKeeper:
         self, named: UpdateRef, header: UpdateHeader, start: Replica
     ) -> tuple[HeldReplica, float]:
         arrival, now_s = Arrival(), asyncio.get_running_loop().time
-        try:
+        with one_error():
             async with asyncio.TaskGroup() as group:
                 applying = group.create_task(self._merger.applied_on_arrival(start, arrival, header))
                 await self._download.fetch(named, arrival)
                 arrived_s = now_s()
-        except BaseExceptionGroup as errors:
-            raise error_of_work(errors) from None
+                await asyncio.wait([applying])
         return applying.result(), now_s() - arrived_s
 
     def _drop(self, reason: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from epochal.runtime.broadcast import Broadcast
-from epochal.runtime.task_errors import error_of_work
+from epochal.runtime.task_errors import one_error
 from epochal.runtime.worker_thread import Worker
 from epochal.state.merging import MergeOutput, Stretch, pieces_of
 from epochal.state.model.digest import HASHED_ELEMENTS, ReplicaDigest
@@ -96,13 +96,11 @@ class ReplicaPass:
                 if progress.note(number):
                     written(pieces[progress.piece_count - 1])
 
-        try:
+        with one_error():
             async with asyncio.TaskGroup() as group:
-                for lane in self.lanes:
-                    group.create_task(follow(lane))
+                writing = [group.create_task(follow(lane)) for lane in self.lanes]
                 digesting = group.create_task(self._digest(progress))
-        except BaseExceptionGroup as errors:
-            raise error_of_work(errors) from None
+                await asyncio.wait([*writing, digesting])
         return digesting.result()
 
     async def _digest(self, progress: _Written) -> Blake3:
