@@ -42,6 +42,7 @@ LEARNT = {
         "fetching_s decoding_s packing_s size_bytes parts"
     ),
     "digests": "replica_digest result_sha256 blob_sha256 sha256",
+    "moments that are asked for": "states begin end",
     "memory and use of the GPU": "memory_bytes memory_total_bytes utilisation",
 }
 """Fields of messages, by the words of the page."""
