@@ -3,6 +3,7 @@
 import asyncio
 import re
 import signal
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,10 @@ async def start_verifier(run: RealRun, name: str, *arguments: str) -> Child:
     return await run.children.start(name, *command)
 
 
-async def distances(run: RealRun, verifier: Child, count: int, of: str = "") -> dict[str, list[float]]:
-    """Return the next excess distances that a verifier prints, by client: so many at least, with one of this client."""
+async def distances(run: RealRun, verifier: Child, count: int, of: Collection[str] = ()) -> dict[str, list[float]]:
+    """Return the next excess distances that a verifier prints, by client: so many at least, and one of each `of`."""
     found: dict[str, list[float]] = {}
-    while sum(map(len, found.values())) < count or (of and of not in found):
+    while sum(map(len, found.values())) < count or not found.keys() >= set(of):
         line = _LINE.search(await run.line_of(verifier, "excess distance"))
         assert line is not None, verifier.log_tail()
         found.setdefault(line[1], []).append(float(line[3]))
@@ -62,7 +63,7 @@ async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path:
         assert convicted["client_id"] == run.client_id_of(liar)
         assert await liar.wait(BOUND_S) != 0
         await run.until(in_training(convicted["step"] + 1))
-        found = await distances(run, verifier, 12, of=run.client_id_of(liar))
+        found = await distances(run, verifier, 12, of=[run.client_id_of(client) for client in (*honest, liar)])
         lies = found.pop(run.client_id_of(liar))
         assert min(lies) > 1.5
         assert set(found) == {run.client_id_of(client) for client in honest}
