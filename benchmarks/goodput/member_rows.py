@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.figures import Figure
 from benchmarks.rounds.scale_load import Case, Measured, many_files, measured
 from benchmarks.rounds.scale_members import RawMember, RoundOfAll
+from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
 from epochal.state.errors import EpochalError
 
@@ -74,6 +75,15 @@ def _measured(count: int, left_s: float) -> Measured | str:
         return f"it took longer than {within_s:.0f} s"
     except EpochalError as error:
         return error.message
+    except ExceptionGroup as errors:
+        return lost_connections(errors)
+
+
+def lost_connections(errors: ExceptionGroup) -> str:
+    """Return why nothing was measured where connections failed. Raise the group if anything else did."""
+    if errors.split(OSError)[1] is not None:
+        raise errors
+    return f"connections failed: {type(first_error(errors)).__name__}"
 
 
 def measure(left_s: Callable[[], float]) -> list[Figure]:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.figures import Figure
 from benchmarks.goodput import churn_rows, exchange_rows, reference_rows, speed_rows
 from benchmarks.goodput.churn_rows import departures, trace
-from benchmarks.goodput.member_rows import expected_cpu_s
+from benchmarks.goodput.member_rows import expected_cpu_s, lost_connections
 from benchmarks.goodput.page import Before, before_table
 from benchmarks.goodput.reference import (
     SAMPLES,
@@ -227,3 +227,10 @@ def test_row_of_the_reference_has_the_price_of_its_settings_in_loss() -> None:
 
 def _length_s(found: PlayedRound) -> float:
     return found.ended_s - found.started_s
+
+
+def test_members_whose_connections_fail_are_not_measured_and_say_why() -> None:
+    refused = ExceptionGroup("tasks", [ExceptionGroup("addresses", [ConnectionResetError(104, "reset")])])
+    assert lost_connections(refused) == "connections failed: ConnectionResetError"
+    with pytest.raises(ExceptionGroup):
+        lost_connections(ExceptionGroup("tasks", [OSError(), KeyError("a mistake")]))
