@@ -16,7 +16,8 @@ from benchmarks.figures import Figure
 from benchmarks.plots import spread_plot
 from benchmarks.training import quality
 from benchmarks.training.quality import CLIENT_LRS, DIGITS, UNIT, Run, clients_setting, make_missing
-from benchmarks.training.quality_training import CLIENTS, Setting
+from benchmarks.training.quality_text import LENGTH
+from benchmarks.training.quality_training import CLIENT_ROWS, CLIENTS, Setting
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.model.tensors import TensorLayout
 
@@ -95,14 +96,32 @@ RESETS = (
 )
 """Moments that begin anew in each round, with AdamW and with Muon; a row is shown once it is measured."""
 
-FURTHER = (*TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE, *RESETS)
+LARGER = (replace(NESTEROV, size="1 M"), replace(NESTEROV, base_lr=0.001, size="6 M"))
+"""The defaults of `[merge]` with float32 results and larger models, which learn from fewer tokens."""
+LARGER_CODECS = tuple(
+    replace(one, base_lr=larger.base_lr, size=larger.size)
+    for larger in LARGER
+    for one in (NESTEROV, replace(NESTEROV, codec="int4"), TWO_BITS, replace(SPARSE, mean="senders"))
+)
+LARGER_UPDATES = tuple(replace(one, codec="int4", update="int4") for one in LARGER)
+LARGER_DELAYS = tuple(replace(one, codec="int4", delay=1, outer_lr=EAGER_LR) for one in LARGER)
+OF_LARGER = (*LARGER_CODECS, *LARGER_UPDATES, *LARGER_DELAYS)
+"""Rows of one seed; each is shown once it is measured."""
+
+FURTHER = (*TRIED, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE, *RESETS, *OF_LARGER)
 """Settings of which the page shows the seeds that there are."""
 
 NOTES = (
     f"{CLIENTS} clients with a learning rate of {PLAIN.base_lr:g} in rounds of H = {ROUND_STEPS} or {RARE.local_steps} "
     f"local steps, of {FREQUENT.base_lr:g} with H = {FREQUENT.local_steps}. The baseline is the same seeds with "
     "float32 results, the defaults and the same H, unless another is named. Model, text and held-out bytes are "
-    "[the quality bench's](benchmarks-quality.md).",
+    "[the quality bench's](benchmarks-quality.md). "
+    + "; ".join(
+        f"{one.size} parameters learn from {CLIENTS * CLIENT_ROWS * LENGTH * one.steps / 1e6:.2g} M tokens, "
+        f"at a rate of {one.base_lr:g}"
+        for one in LARGER
+    )
+    + ".",
 )
 """What the page says of the figures."""
 
@@ -124,7 +143,7 @@ class Row:
     def seeds(self) -> tuple[int, ...]:
         """One for what is far worse or was only tried; one more for what comes near to float32."""
         is_dense = not self.setting.codec.startswith("sparse")
-        if self.setting in (*TRIED[1:], EAGER) or (self.setting.outer_momentum == 0 and is_dense):
+        if self.setting in (*TRIED[1:], EAGER, *OF_LARGER) or (self.setting.outer_momentum == 0 and is_dense):
             return SEEDS[:1]
         return MORE_SEEDS if self.setting in (*NEAREST, *UPDATES, *DELAYS, *MUONS, MUON_MACHINE, *RESETS) else SEEDS
 
@@ -139,7 +158,17 @@ class Row:
 
 def shown() -> list[Setting]:
     """Return the settings of the page's rows of codecs: a further one once a seed is measured."""
-    return [*SETTINGS, *(setting for setting in TRIED if Row(setting).losses)]
+    return [*SETTINGS, *(setting for setting in (*TRIED, *LARGER_CODECS) if Row(setting).losses)]
+
+
+def updates() -> list[Setting]:
+    """Return the settings of the page's rows of updates."""
+    return [one for one in (*UPDATES, *LARGER_UPDATES) if Row(one).losses]
+
+
+def delays() -> list[Setting]:
+    """Return the settings of the page's rows of training ahead."""
+    return [one for one in (*DELAYS, *LARGER_DELAYS) if Row(one).losses]
 
 
 def planned(
@@ -158,8 +187,7 @@ def bytes_a_parameter(codec: str) -> float:
 def measure() -> list[Figure]:
     """Return the final held-out losses, the mean of the seeds."""
     found = [_figure(setting) for setting in shown()]
-    found += [_update(one) for one in UPDATES if Row(one).losses]
-    found += [_delay(one) for one in DELAYS if Row(one).losses]
+    found += [*map(_update, updates()), *map(_delay, delays())]
     found += [_muon(one) for one in (MUON_MACHINE, *MUONS) if Row(one).losses]
     return found + [_reset(one) for one in RESETS if Row(one).losses]
 
@@ -176,8 +204,9 @@ def plots() -> dict[str, str]:
 
 
 def beside(setting: Setting) -> Row:
-    """Return float32 with the defaults and rounds of the same length."""
-    return Row(next(one for one in (NESTEROV, FREQUENT, RARE) if one.local_steps == setting.local_steps))
+    """Return float32 with the defaults, the same model and rounds of the same length."""
+    of = setting.size, setting.local_steps
+    return Row(next(one for one in (NESTEROV, FREQUENT, RARE, *LARGER) if (one.size, one.local_steps) == of))
 
 
 def exact_of(setting: Setting) -> Row:
@@ -254,7 +283,8 @@ def _short_name(setting: Setting) -> str:
     feedback = ", error feedback" if setting.error_feedback else ""
     mean = f", mean over {setting.mean}" if setting.codec.startswith("sparse") else ""
     outer = f", outer {setting.outer_lr:g} / {setting.outer_momentum:g}"
-    return f"H = {setting.local_steps}: {setting.codec}{feedback}{mean}{outer}"
+    size = "" if setting.size == NESTEROV.size else f"{setting.size} parameters, "
+    return f"{size}H = {setting.local_steps}: {setting.codec}{feedback}{mean}{outer}"
 
 
 def _shown(losses: list[float]) -> str:

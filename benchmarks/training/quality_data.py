@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.training.codec_quality import (
-    DELAYS,
     MUON_ROUNDS,
     RESETS,
-    UPDATES,
     Row,
     beside,
+    delays,
     exact_of,
     kept_of,
     shown,
+    updates,
     without_delay,
 )
 from benchmarks.training.quality import MACHINE, ROUND_STEPS, SEEDS, Run, clients_setting
-from benchmarks.training.quality_training import CLIENTS, CONFIG, Setting
-from epochal.state.config.model_table import Architecture, ModelSpec
+from benchmarks.training.quality_training import CLIENTS, Setting
 from epochal.tools.quality import DATA, Choice
 from epochal.trainers.first_parameters import model_layout
 
@@ -30,33 +29,18 @@ FLOAT32_BYTES = 4
 
 def document() -> dict[str, Any]:
     """Return the file's content: how it is made, and a row for each choice."""
-    layout = model_layout(ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG))
-    common = {"parameters": layout.size_bytes // FLOAT32_BYTES, "clients": CLIENTS}
     alone = [Run(MACHINE, seed).result().loss for seed in SEEDS]
     rows = []
     for steps in ROUND_STEPS:
         setting = clients_setting(steps)
-        rows.append(_row("local_steps", setting, [Run(setting, seed).result().loss for seed in SEEDS], alone) | common)
-    for setting in MUON_ROUNDS:
-        losses = Row(setting).losses
-        rows.append(_row("local_steps", setting, losses, alone[: len(losses)]) | common)
-    for setting in shown():
-        losses = Row(setting).losses
-        rows.append(_row("codec", setting, losses, beside(setting).losses[: len(losses)]) | common)
-    rows += [
-        _row("update", setting, losses, exact_of(setting).losses[: len(losses)]) | common
-        for setting in UPDATES
-        if (losses := Row(setting).losses)
-    ]
-    rows += [
-        _row("delay", setting, losses, without_delay(setting).losses[: len(losses)]) | common
-        for setting in DELAYS
-        if (losses := Row(setting).losses)
-    ]
+        rows.append(_row("local_steps", setting, [Run(setting, seed).result().loss for seed in SEEDS], alone))
+    rows += [_row("local_steps", setting, Row(setting).losses, alone) for setting in MUON_ROUNDS]
+    rows += [_row("codec", setting, Row(setting).losses, beside(setting).losses) for setting in shown()]
+    rows += [_row("update", setting, Row(setting).losses, exact_of(setting).losses) for setting in updates()]
+    rows += [_row("delay", setting, Row(setting).losses, without_delay(setting).losses) for setting in delays()]
     for setting in RESETS:
         if losses := Row(setting).losses:
-            kept = Row(kept_of(setting)).losses[: len(losses)]
-            rows.append(_row("inner_state", setting, losses, kept) | common)
+            rows.append(_row("inner_state", setting, losses, Row(kept_of(setting)).losses))
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 
 
@@ -85,5 +69,6 @@ def _row(choice: Choice, setting: Setting, losses: Sequence[float], without: Seq
     } | ({"sparse_keep": int(keep)} if keep else {})
     merge |= {"delay": setting.delay} if setting.delay else {}
     merge |= {"inner_state": setting.inner_state} if setting.inner_state == "reset" else {}
-    found = {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without)}
-    return found | {"optimizer": setting.optimizer}
+    found = {"choice": choice, "merge": merge, "losses": list(losses), "beside": list(without[: len(losses)])}
+    parameters = model_layout(setting.spec).size_bytes // FLOAT32_BYTES
+    return found | {"optimizer": setting.optimizer, "parameters": parameters, "clients": CLIENTS}

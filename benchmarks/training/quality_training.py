@@ -60,6 +60,31 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 """A Llama of 0.25 M parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A model, and the local steps of its runs."""
+
+    config: dict[str, Any]
+    steps: int
+
+    @property
+    def warmup_steps(self) -> int:
+        """Local steps of warm-up: as large a part of the run as in the smallest model's."""
+        return WARMUP_STEPS * self.steps // LOCAL_STEPS
+
+
+def _larger(width: int, inner: int, layers: int) -> dict[str, Any]:
+    return CONFIG | {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers}
+
+
+SIZES = {
+    "0.25 M": Size(CONFIG, LOCAL_STEPS),
+    "1 M": Size(_larger(160, 424, 3), LOCAL_STEPS // 4),
+    "6 M": Size(_larger(320, 832, 5), LOCAL_STEPS // 8),
+}
+"""Models by their parameters. A larger one takes fewer steps, which is what this bench's machine bears."""
 WORKLOAD: dict[str, Any] = {
     "rows": CLIENTS * CLIENT_ROWS,
     "length": LENGTH,
@@ -86,6 +111,7 @@ class Setting:
         update: how the mean is encoded.
         delay: 1 if a round begins from the client's own last result (`merge.delay`), 0 if it waits for the mean.
         optimizer: of the clients.
+        size: of `SIZES`.
     """
 
     base_lr: float
@@ -100,12 +126,13 @@ class Setting:
     update: Literal["exact", "int8", "int4"] = "exact"
     delay: Literal[0, 1] = 0
     optimizer: Literal["AdamW", "Muon"] = "AdamW"
+    size: Literal["0.25 M", "1 M", "6 M"] = "0.25 M"
 
     def __post_init__(self) -> None:
-        if CLIENTS * CLIENT_ROWS % self.clients or LOCAL_STEPS % self.local_steps:
+        if CLIENTS * CLIENT_ROWS % self.clients or self.steps % self.local_steps:
             raise EpochalError(
                 f"{self.clients} clients and {self.local_steps} local steps a round do not divide a run of "
-                f"{LOCAL_STEPS} steps of {CLIENTS * CLIENT_ROWS} samples"
+                f"{self.steps} steps of {CLIENTS * CLIENT_ROWS} samples"
             )
 
     @property
@@ -114,14 +141,25 @@ class Setting:
         return CLIENTS * CLIENT_ROWS // self.clients
 
     @property
+    def steps(self) -> int:
+        """Local steps of a run, of each of its machines."""
+        return SIZES[self.size].steps
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model."""
+        return ModelSpec(architecture=Architecture.HF_LLAMA, hf=SIZES[self.size].config)
+
+    @property
     def name(self) -> str:
         """A name that no other setting has. It says nothing of float32 results, and of the exact mean."""
         codec = [] if self.codec == FLOAT32.name else [self.codec, *self._feedback, self.mean]
         update = [] if self.update == "exact" else [f"update-{self.update}"]
         delay = [f"delay-{self.delay}"] if self.delay else []
         optimizer = [] if self.optimizer == "AdamW" else [self.optimizer]
+        size = [] if self.size == "0.25 M" else [f"{self.size.replace(' ', '')}-{self.steps}-steps"]
         outer = (self.base_lr, self.clients, self.local_steps, self.outer_lr, self.outer_momentum, self.inner_state)
-        return "-".join([*(f"{value}" for value in outer), *codec, *update, *delay, *optimizer])
+        return "-".join([*(f"{value}" for value in outer), *codec, *update, *delay, *optimizer, *size])
 
     @property
     def _feedback(self) -> list[str]:
@@ -179,20 +217,19 @@ def train(setting: Setting, seed: int, text: Text) -> Trained:
 async def _trained(setting: Setting, seed: int, text: Text) -> Trained:
     from epochal.trainers.torch.torch_options import TorchOptions
 
-    spec = ModelSpec(architecture=Architecture.HF_LLAMA, hf=CONFIG)
-    model = open_model(spec, options=TorchOptions(device="cpu"))
+    model = open_model(setting.spec, options=TorchOptions(device="cpu"))
     clients = [Client(setting, model) for _ in range(setting.clients)]
     before: Replica | None = None
     replica = first_replica(0, model.initial_parameters(seed.to_bytes(32, "big")))
     order = np.random.default_rng(seed).permutation(len(text.training))
     curve: list[tuple[int, float]] = []
-    for step in range(1, LOCAL_STEPS // setting.local_steps + 1):
+    for step in range(1, setting.steps // setting.local_steps + 1):
         rows = text.training[order[_indices(setting, step)]]
         before, replica = replica, await _round(setting, clients, (before, replica), rows)
         measured, after = ((number * setting.local_steps) // CURVE_STEPS for number in (step - 1, step))
         if after > measured:
-            share = step * setting.local_steps / LOCAL_STEPS
-            curve.append((round(TOKENS * share), held_out_loss(model, replica, text.held_out[:CURVE_SEQUENCES])))
+            tokens = CLIENTS * CLIENT_ROWS * LENGTH * step * setting.local_steps
+            curve.append((tokens, held_out_loss(model, replica, text.held_out[:CURVE_SEQUENCES])))
     return Trained(held_out_loss(model, replica, text.held_out), curve)
 
 
@@ -214,7 +251,7 @@ async def _round(
         rows: the round's samples.
     """
     (before, replica), outer = replicas, OuterStep(setting.outer_lr, setting.outer_momentum)
-    schedule = InnerSchedule(_schedule(setting.base_lr), setting.local_steps)
+    schedule = InnerSchedule(_schedule(setting), setting.local_steps)
     part = setting.client_rows * setting.local_steps
     results: list[tuple[Weight, Difference]] = []
     for number, client in enumerate(clients):
@@ -230,13 +267,14 @@ async def _round(
     return merge(replica, update, outer)
 
 
-def _schedule(base_lr: float) -> Cosine:
+def _schedule(setting: Setting) -> Cosine:
+    size = SIZES[setting.size]
     return Cosine(
-        base_lr=base_lr,
+        base_lr=setting.base_lr,
         warmup_init_lr=0.0,
-        warmup_steps=WARMUP_STEPS,
-        total_steps=LOCAL_STEPS,
-        final_lr=FINAL_SHARE * base_lr,
+        warmup_steps=size.warmup_steps,
+        total_steps=size.steps,
+        final_lr=FINAL_SHARE * setting.base_lr,
     )
 
 
