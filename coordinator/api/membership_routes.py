@@ -9,6 +9,7 @@ from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine.stimuli import ClientWithdrew
 from epochal.runtime.connections.per_address import sender_of
+from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import document_response, read_message, read_short_body
 from epochal.runtime.http.openapi import BYTES, DescribedRoute, takes
 from epochal.state.messages import requests as messages
@@ -50,7 +51,9 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
         reached_at, _ = request.scope.get("server") or (None, None)
         hosts.check(joining.host, reached_at)
         address = None if request.client is None else sender_of(request.client.host)
-        return document_response(await handlers.join(joining, address))
+        session = await handlers.join(joining, address)
+        vouch_for(request.scope, session.client_id)
+        return document_response(session)
 
     @router.post(
         f"{clients}/receipt",

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.run_identity import config_json
@@ -34,6 +34,8 @@ STRANGERS_TOLD_PER_S = 50.0
 UPDATE_AWAITED_S = 1.0
 """Maximum time for which the document of a new round waits for the update from which the round trains: waiting members
 are sent both at once."""
+AHEAD_TOLD_S = 1.0
+"""Time after which waiting members are sent another provisional next round: mostly the next one begins meanwhile."""
 WAITING_TOLD_S = 0.25
 """Time after which viewers are sent a change that the document does not show: the run may wait for others."""
 VIEWERS_TOLD_PER_S = 500.0
@@ -86,8 +88,8 @@ class Readers:
         self.viewer_news = PacedBroadcast(PROMPT_STRANGERS, VIEWERS_TOLD_PER_S)
         """Of the document and of the run's wait, for those who are sent all news."""
         self._telling: asyncio.TimerHandle | None = None
-        self._update_timer: asyncio.TimerHandle | None = None
-        """While the document waits for an update."""
+        self._members_timer: asyncio.TimerHandle | None = None
+        """While members are not sent the document yet."""
         self._awaited_step = 0
         """The last step that waited for its update, which it does once."""
         self._news_for_strangers = PacedBroadcast(PROMPT_STRANGERS, STRANGERS_TOLD_PER_S)
@@ -112,33 +114,42 @@ class Readers:
             if run.clock.phase is not before.clock.phase or run.round is None or not run.round.missing.pending:
                 self._round_news.notify()
         if published is not self.published:
-            self.published = published
-            self._tell_members()
+            known, self.published = self.published.document, published
+            self._tell_members(known)
             self._news_for_strangers.notify()
             self.viewer_news.notify()
         elif self._telling is None and not self._is_released:  # it may wait for others than before
             self._telling = asyncio.get_running_loop().call_later(WAITING_TOLD_S, self._tell_viewers)
 
-    def _tell_members(self) -> None:
-        """Send the new document to those who wait, or wait for the update without which nobody can begin its round."""
+    def _tell_members(self, known: RunDocument) -> None:
+        """Send the new document to those who wait, now or later.
+
+        Later if it lacks the update without which nobody can begin its round, or if it names another next round only.
+        """
         document = self.published.document
         most_s, is_first = _update_awaited_s(self.run, document), document.step != self._awaited_step
-        if most_s > 0 and not self._is_released and (is_first or self._update_timer is not None):
+        if most_s > 0 and not self._is_released and (is_first or self._members_timer is not None):
             if is_first:
-                self._cancel_update_timer()
                 self._awaited_step = document.step
-                self._update_timer = asyncio.get_running_loop().call_later(most_s, self._stop_awaiting_update)
+                self._tell_members_within(most_s)
+        elif document == replace(known, version=document.version, ahead=document.ahead) and not self._is_released:
+            if self._members_timer is None:
+                self._tell_members_within(AHEAD_TOLD_S)
         else:
-            self._stop_awaiting_update()
+            self._tell_members_now()
 
-    def _stop_awaiting_update(self) -> None:
-        self._cancel_update_timer()
+    def _tell_members_within(self, most_s: float) -> None:
+        self._cancel_members_timer()
+        self._members_timer = asyncio.get_running_loop().call_later(most_s, self._tell_members_now)
+
+    def _tell_members_now(self) -> None:
+        self._cancel_members_timer()
         self._news.notify()
 
-    def _cancel_update_timer(self) -> None:
-        if self._update_timer is not None:
-            self._update_timer.cancel()
-            self._update_timer = None
+    def _cancel_members_timer(self) -> None:
+        if self._members_timer is not None:
+            self._members_timer.cancel()
+            self._members_timer = None
 
     def _tell_viewers(self) -> None:
         self._telling = None
@@ -152,7 +163,7 @@ class Readers:
         self._round_news.close()
         self._news_for_strangers.close()
         self.viewer_news.close()
-        self._cancel_update_timer()
+        self._cancel_members_timer()
         if self._telling is not None:
             self._telling.cancel()
 
@@ -162,13 +173,14 @@ class Readers:
         """Return the published document once it is news (see `Published.is_news`), or None after `timeout_s`.
 
         Where many strangers wait, all of them are answered later, also with a document that is new already. The others
-        who may wait are sent the document of a new round with its update, if that is made within `UPDATE_AWAITED_S`.
+        who may wait are sent the document of a new round with its update, if that is made within `UPDATE_AWAITED_S`,
+        and one that names another next round only after `AHEAD_TOLD_S`.
         """
         news = self._news_for_strangers if is_stranger else self._news
         if self.published.is_news(after, lineage):
             if is_stranger and not self._news_for_strangers.is_prompt:
                 self._news_for_strangers.notify()
-            elif is_stranger or self._update_timer is None or timeout_s <= 0:
+            elif is_stranger or self._members_timer is None or timeout_s <= 0:
                 return self.published
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):

@@ -1,7 +1,7 @@
 """The rates at which new connections are accepted: in all, of strangers, and of one address.
 
 Each new connection costs half a millisecond, before and whatever it asks. So it takes a token of its address and of all
-strangers, and gets them back once it shows a member's valid token: whoever never shows one is soon out of tokens, and
+strangers, and gets them back once a member joins by it or shows its valid token: all others are soon out of tokens, and
 refused for 60 microseconds each, most of it in the system. Addresses at which a member was seen recently have tokens of
 their own, which strangers elsewhere cannot use up. Time is always an argument.
 """

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -113,6 +114,15 @@ async def test_many_members_at_one_address_connect_at_once(place: RunPlace) -> N
         await member.join()
         for _ in range(3 * AT_ONCE):
             assert (await connected_anew(run, member.token)).status_code == 200
+
+
+@pytest.mark.usefixtures("few_tokens")
+async def test_many_join_at_once_from_one_address(place: RunPlace) -> None:
+    async with asyncio.timeout(BOUND_S), served_over_sockets(place) as run:
+        for number in range(1, 3 * AT_ONCE):
+            async with httpx.AsyncClient(base_url=run.http.base_url, verify=PLAIN) as http:
+                await WireClient(replace(run, http=http), number).join()
+        assert len(run.service.run.members) == 3 * AT_ONCE - 1
 
 
 async def test_unfinished_heads_go_before_an_older_unfinished_body() -> None:

@@ -1,7 +1,9 @@
 """`coordinator/run/publication.py`: when those who wait for the run document are sent it."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,8 @@ from epochal.coordinator.run import publication
 from epochal.coordinator.run.publication import Published, Readers
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import room_for_sums
+from epochal.state.documents import RoundAhead
+from epochal.state.wire import Sha256
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 from tests.support.drive.played_rounds import play_round
@@ -68,3 +72,37 @@ async def test_stranger_is_sent_the_document_of_a_round_at_once(
             told = tasks.create_task(next_round(coordinator.service.readers, is_stranger=True))
             await play_round(coordinator, clients)
         assert told.result().document.step == 2
+
+
+def other_ahead(published: Published, **more: Any) -> Published:
+    """Return the document that follows, which names another next round, and has these other fields."""
+    ahead = RoundAhead(Sha256("1" * 64), Sha256("2" * 64))
+    return Published.of(replace(published.document, version=published.version + 1, ahead=ahead, **more))
+
+
+async def test_another_next_round_alone_is_told_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "AHEAD_TOLD_S", 0.05)
+    async with served(STATE) as coordinator:
+        await training(coordinator, 2)
+        readers = coordinator.service.readers
+        seen = readers.published
+        readers.show(readers.run, other_ahead(seen))
+        at_once = await readers.wait_published(seen.version, None, 0.0)
+        found = await readers.wait_published(seen.version, None, BOUND_S)
+        assert at_once is found is readers.published
+
+
+async def test_what_else_changes_is_told_with_another_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "AHEAD_TOLD_S", 2 * BOUND_S)
+    async with served(STATE) as coordinator:
+        await training(coordinator, 2)
+        readers = coordinator.service.readers
+        seen = readers.published
+        async with asyncio.TaskGroup() as tasks:
+            told = tasks.create_task(readers.wait_published(seen.version, None, BOUND_S))
+            await asyncio.sleep(0)
+            readers.show(readers.run, other_ahead(seen))
+            asked = tasks.create_task(readers.wait_published(seen.version, None, BOUND_S))
+            await asyncio.sleep(0)
+            readers.show(readers.run, other_ahead(readers.published, reason="another"))
+        assert told.result() is asked.result() is readers.published
