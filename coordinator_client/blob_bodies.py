@@ -151,7 +151,8 @@ async def _blob_from(
     """Yield the bytes of a blob from `start` on, as many as arrive."""
     timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {**headers, "Range": f"bytes={start}-"} if start else headers
-    request = http.build_request("GET", path, headers=headers, timeout=timeout)
+    url = str(http.base_url).rstrip("/")
+    request = http.build_request("GET", url + path, headers=headers, timeout=timeout)
     try:
         async with streamed(http, request, follows=stored is None) as answer:
             if stored is not None and answer.next_request is not None:
@@ -169,7 +170,6 @@ async def _blob_from(
                 async for piece in pieces:
                     yield piece
     except httpx.HTTPError as error:
-        url = str(http.base_url)
         shown = without_password(url)
         message = f"{shown} does not answer GET {path}: {reason_of(error, url, has_answered=True)}"
         raise CoordinatorUnreachable(message, url=shown) from error

@@ -4,6 +4,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Self, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 
@@ -95,15 +96,16 @@ class CoordinatorClient:
     """
 
     def __init__(self, http: httpx.AsyncClient, run_id: str, reach: Reach | None = None) -> None:
-        self._http = http
-        self.address = address_in(str(http.base_url))
+        self._http, base = http, str(http.base_url)
+        self._base = base.rstrip("/")
+        self.address = address_in(base)
         self._requests = LeftRequests(http)
         self._run_id = run_id
         self._run = f"/v1/runs/{run_id}"
         self._headers: dict[str, str] = {}
         self._own_outcome: OwnOutcome | None = None
         """What came with the last run document, until it is asked for."""
-        self._stored = StoredBlobs(self._request, origin_of(str(http.base_url)), self._store_origins, reach)
+        self._stored = StoredBlobs(self._request, origin_of(base), self._store_origins, reach)
         self._uploads = ResumedUploads(self.upload_progress, self._send)
 
     @classmethod
@@ -432,6 +434,7 @@ class CoordinatorClient:
     ) -> httpx.Response:
         """Return the answer to a request for a place, below that of the run unless it begins with `/v1/`."""
         path = place if place.startswith("/v1/") else self._run + place
+        url = f"{self._base}{path}?{urlencode(params)}" if params else self._base + path  # httpx takes long to merge it
         timeout = httpx.Timeout(wait_s + answer_s, connect=CONNECT_TIMEOUT_S, pool=wait_s + answer_s)
         headers = {**self._headers, **(headers or {})}
         if content is not None or message is not None:
@@ -441,7 +444,7 @@ class CoordinatorClient:
             body = bytes(content)
         elif content is not None:
             body, headers = Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
-        request = self._http.build_request(method, path, params=params, content=body, headers=headers, timeout=timeout)
+        request = self._http.build_request(method, url, content=body, headers=headers, timeout=timeout)
         try:
             answer = await self._requests.answer(request)
         except httpx.HTTPError as error:
@@ -452,7 +455,7 @@ class CoordinatorClient:
 
     def _unreachable(self, request: str, error: httpx.HTTPError) -> CoordinatorUnreachable:
         self._stored.forget()
-        url = without_password(str(self._http.base_url))
+        url = without_password(self._base)
         reason = reason_of(error, url, has_answered=bool(self._run_id))  # it named the run
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason}", url=url)
 

@@ -181,7 +181,7 @@ class Timed(NamedTuple):
 
     def within(self, time_us: int) -> _Integers:
         """Return how many batches each does in a time, within its bound."""
-        counts: _Integers = np.clip((time_us - self.fixed_us) // self.batch_us, 0, self.most)
+        counts: _Integers = np.minimum(np.maximum((time_us - self.fixed_us) // self.batch_us, 0), self.most)
         return counts
 
     def ends_us(self, counts: _Integers) -> int:

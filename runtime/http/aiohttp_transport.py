@@ -61,7 +61,8 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         if self._session is None:  # which needs a running loop
             self._session = open_session(self._reach, self._tls, connections=self._connections)
         timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
-        url = URL(str(request.url.copy_with(userinfo=b"")), encoded=True)
+        asked = request.url.copy_with(userinfo=b"") if request.url.userinfo else request.url
+        url = URL(str(asked), encoded=True)
         headers = [pair for pair in request.headers.multi_items() if pair[0] != "transfer-encoding"]
         with _as_httpx(request):
             async with _Sending(request, timeouts.get("write")) as sending:

@@ -40,6 +40,9 @@ def log_event(event: Event, url: str | None = None) -> None:
         event: of a client.
         url: the coordinator's; the line of a join then names the client's page there.
     """
+    level = logging.DEBUG if isinstance(event, QUIET) else logging.INFO
+    if not log.isEnabledFor(level):
+        return
     fields: dict[str, Any] = asdict(event)
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
     if isinstance(event, DocumentArrived | StepEntered):
@@ -51,4 +54,4 @@ def log_event(event: Event, url: str | None = None) -> None:
         fields["page"] = member_page(url, event.client_id)
     if "message" in fields:
         fields["detail"] = fields.pop("message")
-    log.log(logging.DEBUG if isinstance(event, QUIET) else logging.INFO, name, extra=fields)
+    log.log(level, name, extra=fields)
