@@ -3,11 +3,11 @@
 A round's results are added up as they are checked; what is left after the last one is its own addition, the encoding of
 the update, and its publication. Then every client fetches the one update, and takes the outer step while it arrives.
 
-Pure functions. `epochal plan` and `epochal init` play the coordinator's machine with them; tests compare them with real
-clients. The page's explanation shares with a plan the critical path (`state/shown/critical_path.py`), which is made of
-what happened, or was played. A link is shared fairly by who uses it: each transfer gets its max-min fair part of its
-client's link and of the server's (Bertsekas and Gallager, *Data Networks*, 1992, section 6.5.2). Where clients are
-alike, they do alike.
+Pure functions. `epochal plan` and `epochal init` play the coordinator's machine with them; simulations of real clients
+take from them how long training, messages and transfers last. The page's explanation shares with a plan the critical
+path (`state/shown/critical_path.py`), which is made of what happened, or was played. A link is shared fairly by who
+uses it: each transfer gets its max-min fair part of its client's link and of the server's (Bertsekas and Gallager,
+*Data Networks*, 1992, section 6.5.2). Where clients are alike, they do alike.
 """
 
 import math
@@ -158,6 +158,11 @@ class Costs:
     commit_s: float = 0.003
     begin_s: float = 0.004
     slow_start: bool = True
+
+
+def way_s(size_bytes: float, bytes_per_s: float, round_trip_s: float) -> float:
+    """Return how long a message is on its way, over a link of its own."""
+    return round_trip_s / 2 + size_bytes / bytes_per_s
 
 
 def slow_start_s(size_bytes: float, bytes_per_s: float, round_trip_s: float) -> float:
@@ -329,16 +334,16 @@ class RoundModel:
     def heard_s(self, group: ClientGroup) -> float:
         """Return how long after a change the last of these clients has the run document."""
         answered_s = self.client_count * self.costs.message_s
-        return answered_s + group.round_trip_s / 2 + DOCUMENT_BYTES / group.link.down_bytes_per_s
+        return answered_s + way_s(DOCUMENT_BYTES, group.link.down_bytes_per_s, group.round_trip_s)
 
     def reported_s(self, group: ClientGroup, count: float) -> float:
         """Return how long it takes until the last of so many reports is kept."""
-        sent_s = (MESSAGE_BYTES + REPORT_BYTES) / group.link.up_bytes_per_s + group.round_trip_s / 2
+        sent_s = way_s(MESSAGE_BYTES + REPORT_BYTES, group.link.up_bytes_per_s, group.round_trip_s)
         return sent_s + count * self.costs.message_s + self.costs.commit_s
 
     def listed_s(self, group: ClientGroup, count: float) -> float:
         """Return how long after the last result a witness has the list of so many."""
-        listed_s = group.round_trip_s / 2 + ENTRY_BYTES * count / group.link.down_bytes_per_s
+        listed_s = way_s(ENTRY_BYTES * count, group.link.down_bytes_per_s, group.round_trip_s)
         if count > 1:  # they hardly come at once: the list is asked for again, or was just then
             listed_s += group.round_trip_s / 2 + PAGE_S_PER_CLIENT * self.client_count
         return listed_s
@@ -421,10 +426,14 @@ class RoundModel:
         ]
         return self._checked(workers, found)
 
+    def training_s(self, group: ClientGroup, batches: float) -> float:
+        """Return how long a client's local steps over so many batches take, from the round's document on."""
+        return self.costs.begin_s + batches * self.sizes.tokens_per_batch / group.tokens_per_s
+
     def trained(self, one: Workers) -> Delivery:
         """Return when each of these workers has its result, and is bound to it."""
         sizes, costs = self.sizes, self.costs
-        training_s = costs.begin_s + one.batches * sizes.tokens_per_batch / one.group.tokens_per_s
+        training_s = self.training_s(one.group, one.batches)
         data_bytes = one.batches * sizes.data_bytes_per_batch
         data_s = max(0.0, one.heard_s + data_bytes / one.group.link.down_bytes_per_s - one.held_s - training_s)
         trained_s = one.held_s + training_s + data_s

@@ -1,7 +1,9 @@
 """Members of unlike speeds and links in virtual time: all end together, whatever one of them does."""
 
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,11 +13,19 @@ from epochal.coordinator.machine.run import parse_snapshot, snapshot_bytes
 from epochal.coordinator.machine.shares import ROUNDS_PER_TURN
 from epochal.coordinator.machine.views import document_of
 from epochal.state.config.state_file import StateFile
+from epochal.state.round_model import ClientGroup, Costs, Link, Links, RoundModel, RunSizes, Workers
 from tests.support.data.states import state_file
 from tests.support.simulate.timed_members import TimedMembers, TimedRound, Times, member
 
-RESULT_BYTES = 26e6
-"""About a result of 50 million parameters in int4."""
+MODEL = RoundModel(
+    RunSizes(50_000_000, 26_000_000, 26_000_000, 400_000_000, tokens_per_batch=1, data_bytes_per_batch=0),
+    Links(),
+    Costs(slow_start=False),
+    "int4",
+    "int4",
+    through_store=False,
+    client_count=16,
+)
 BATCH_S = 0.5
 """Seconds of the fastest member for a batch."""
 MBIT = 125_000.0
@@ -32,7 +42,14 @@ def state_of(members: int, batches: int, **overrides: Any) -> StateFile:
 
 def working(batch_s: float, up_bytes_per_s: float = LINKS[0], start_s: float = 2.0) -> Times:
     """Return the times of a member that takes as long for each batch, and whose link carries so much."""
-    return lambda batches, _: (start_s + batches * batch_s, RESULT_BYTES / up_bytes_per_s)
+    group = ClientGroup(1, Link(math.inf, up_bytes_per_s), 0.0, 1 / batch_s)
+    model = replace(MODEL, costs=replace(MODEL.costs, begin_s=start_s))
+
+    def times(batches: int, _: int) -> tuple[float, float]:
+        (found,) = model.deliveries([Workers(group, 1, batches, 0.0, 0.0)])
+        return found.encoded_s, found.sent_s - found.encoded_s
+
+    return times
 
 
 def unlike() -> list[Times]:

@@ -1,6 +1,7 @@
 """A network that loses, repeats and delays messages between real clients and a real coordinator, in virtual time."""
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from copy import copy
@@ -10,6 +11,7 @@ from typing import ParamSpec, Protocol, TypeVar
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator_client.api import CoordinatorApi, DocumentMark, ForwardedRequests
 from epochal.coordinator_client.http import ANSWER_TIMEOUT_S
+from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
 from epochal.state import round_model
 from epochal.state.config.state_file import StateFile
@@ -24,11 +26,22 @@ from epochal.state.messages.requests import (
     Session,
     Standing,
 )
+from epochal.state.round_model import (
+    DOCUMENT_BYTES,
+    MESSAGE_BYTES,
+    REPORT_BYTES,
+    UNLIMITED,
+    LinkTransfer,
+    fair_rates,
+    way_s,
+)
 from epochal.state.wire import Sha256
 from tests.support.drive.in_process import InProcessCoordinator
 
 MAX_REPEAT_DELAY_S = 20.0
 UPLOAD_PIECES = 2
+MESSAGES_BYTES = {("run_document", "answer"): DOCUMENT_BYTES, ("report", "request"): MESSAGE_BYTES + REPORT_BYTES}
+"""Of requests and answers that are longer than others."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,13 +57,43 @@ def no_faults(name: str, leg: str) -> None:
 class Weather:
     """How bad the network is. Probabilities are per request or answer; `delay_s` is a range, one way.
 
-    `speed` is that of each client's link, as plans have it, for results and checkpoints.
+    `speed` is that of each client's link, and `server` that of the coordinator's, as plans have them.
     """
 
     loss: float = 0.0
     repeat: float = 0.0
     delay_s: tuple[float, float] = (0.0005, 0.0005)
-    speed: round_model.Link = round_model.UNLIMITED
+    speed: round_model.Link = UNLIMITED
+    server: round_model.Link = UNLIMITED
+
+
+class SharedPipe:
+    """One direction of the coordinator's link: transfers share it fairly, as those of the model of a round do."""
+
+    def __init__(self, bytes_per_s: float = math.inf) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._moving: list[LinkTransfer] = []
+        self._changed = Broadcast()
+
+    async def move(self, size_bytes: float, own_bytes_per_s: float) -> None:
+        """Wait until bytes have passed, over a link of the client's own, too."""
+        if math.isinf(self._bytes_per_s) and math.isinf(own_bytes_per_s):
+            return
+        transfer, loop = LinkTransfer(1, own_bytes_per_s, ()), asyncio.get_running_loop()
+        self._moving.append(transfer)
+        self._changed.notify()
+        try:
+            while size_bytes > 0:
+                rate = fair_rates(self._moving, self._bytes_per_s)[self._moving.index(transfer)]
+                began_s = loop.time()
+                async with asyncio.timeout(size_bytes / rate):
+                    await self._changed.wait()
+                size_bytes -= rate * (loop.time() - began_s)
+        except TimeoutError:
+            pass  # all of them have passed
+        finally:
+            self._moving.remove(transfer)
+            self._changed.notify()
 
 
 @dataclass
@@ -70,8 +113,10 @@ class Link:
     closed: bool = False
     faults: Faults = no_faults
     requests: list[str] = field(default_factory=list)
-    free_s: dict[str, float] = field(default_factory=dict)
-    """When each direction has moved all that it was asked to."""
+    pipes: tuple[SharedPipe, SharedPipe] = field(default_factory=lambda: (SharedPipe(), SharedPipe()))
+    """To the coordinator, and from it; shared with others."""
+    own: tuple[asyncio.Lock, asyncio.Lock] = field(default_factory=lambda: (asyncio.Lock(), asyncio.Lock()))
+    """This client's link in both directions, which moves one thing after the other."""
 
     async def pass_leg(self, name: str, leg: str) -> None:
         """Pass one request or answer on.
@@ -79,17 +124,23 @@ class Link:
         Raises:
             CoordinatorUnreachable: it was lost; raised at once, or only after the client's timeout.
         """
-        await asyncio.sleep(self.chance.uniform(*self.weather.delay_s))
+        round_trip_s, speed = 2 * self.chance.uniform(*self.weather.delay_s), self.weather.speed
+        rate = speed.up_bytes_per_s if leg == "request" else speed.down_bytes_per_s
+        await asyncio.sleep(way_s(MESSAGES_BYTES.get((name, leg), MESSAGE_BYTES), rate, round_trip_s))
         if self._loses():
             await asyncio.sleep(self.chance.choice([0.0, ANSWER_TIMEOUT_S]))
             raise CoordinatorUnreachable("lost on the way")
         self.faults(name, leg)
 
-    async def move(self, size_bytes: int, bytes_per_s: float, direction: str) -> None:
-        """Wait until bytes have passed in a direction, after those that were asked to before."""
-        now_s = asyncio.get_running_loop().time()
-        self.free_s[direction] = max(now_s, self.free_s.get(direction, 0.0)) + size_bytes / bytes_per_s
-        await asyncio.sleep(self.free_s[direction] - now_s)
+    async def send(self, size_bytes: int) -> None:
+        """Wait until bytes have passed to the coordinator."""
+        async with self.own[0]:
+            await self.pipes[0].move(size_bytes, self.weather.speed.up_bytes_per_s)
+
+    async def receive(self, size_bytes: int) -> None:
+        """Wait until bytes have passed from the coordinator."""
+        async with self.own[1]:
+            await self.pipes[1].move(size_bytes, self.weather.speed.down_bytes_per_s)
 
     async def pieces(self, data: bytes) -> AsyncIterator[bytes]:
         """Yield an upload's bytes in pieces, each of which may be the last that arrives."""
@@ -183,17 +234,17 @@ class SimulatedApi(ForwardedApi):
         return await super().report(report)
 
     async def send_result(self, commitment: ResultCommitment, data: bytes) -> Standing:
-        await self._link.move(len(data), self._link.weather.speed.up_bytes_per_s, "up")
+        await self._link.send(len(data))
         return await super().send_result(commitment, data)
 
     async def put_blob(self, sha256: Sha256, file: SentBytes) -> None:
-        await self._link.move(file.size_bytes, self._link.weather.speed.up_bytes_per_s, "up")
+        await self._link.send(file.size_bytes)
         await super().put_blob(sha256, file)
 
     async def get_blob(self, sha256: Sha256, file: ReceivedBytes) -> None:
         held_bytes = file.size_bytes
         await super().get_blob(sha256, file)
-        await self._link.move(file.size_bytes - held_bytes, self._link.weather.speed.down_bytes_per_s, "down")
+        await self._link.receive(file.size_bytes - held_bytes)
 
     async def _carry(self, request: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         name, link = getattr(request, "__name__", ""), self._link

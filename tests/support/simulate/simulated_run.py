@@ -23,7 +23,7 @@ from tests.support.data.states import state_file
 from tests.support.simulate.safety import Witness
 from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient, simulated_client
 from tests.support.simulate.simulated_coordinator import SimulatedCoordinator, SlowJournal
-from tests.support.simulate.simulated_network import Address, Faults, Link, SimulatedApi, Weather, no_faults
+from tests.support.simulate.simulated_network import Address, Faults, Link, SharedPipe, SimulatedApi, Weather, no_faults
 
 RECONNECT_BOUND_S = 1_000_000.0
 CALM = Weather()
@@ -90,9 +90,13 @@ class RunWithClients:
     data_loss: float = 0.0
     clients: list[SimulatedClient] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        server = self.weather.server
+        self._pipes = SharedPipe(server.down_bytes_per_s), SharedPipe(server.up_bytes_per_s)
+
     def api(self, faults: Faults = no_faults) -> tuple[SimulatedApi, Link]:
         """Return another client's connection to the coordinator."""
-        link = Link(random.Random(self.chance.random()), self.weather, faults=faults)
+        link = Link(random.Random(self.chance.random()), self.weather, faults=faults, pipes=self._pipes)
         address = self.coordinator.door(link.chance)
         return SimulatedApi(address, link, self.tasks, self.witness.saw), link
 
