@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from statistics import median
+from typing import Any
 
 from epochal.coordinator.blobs.room import room_needed
 from epochal.state.config.state_file import StateFile
@@ -17,7 +18,7 @@ from epochal.state.round_model import (
 from epochal.state.shown.critical_path import PartKind, path_through
 from epochal.state.wire import ClientId
 from epochal.tools.plan.plans import GroupPlan, Machines
-from epochal.tools.plan.played_run import PlayedClient, PlayedRound, PlayedRun, Stages
+from epochal.tools.plan.played_run import PlayedRound, PlayedRun, Stages
 from epochal.tools.plan.sizes import base_sizes, client_disk_bytes, client_memory_bytes
 
 PART_OF: dict[PartKind, str] = {
@@ -29,15 +30,9 @@ PART_OF: dict[PartKind, str] = {
     "missing": "waiting",
 }
 """The part of a plan to which each part of a round's time belongs, where it has another name."""
-OWN_TIMES = {
-    "training": "train_s",
-    "data": "data_s",
-    "encoding": "encode_s",
-    "upload": "upload_s",
-    "check": "check_s",
-    "merge": "merge_s",
-}
-"""The time of a client's row that is its own time for a part."""
+OWN_TIMES = {"training": "train_s", "data": "data_s", "encoding": "encode_s", "upload": "upload_s", "check": "check_s"}
+"""The time of a client's row that is its own time for a part of its delivery."""
+UNKNOWN = ("committed_s", "fetching_s", "decoding_s", "packing_s", "loss")
 
 
 def path_of(found: PlayedRound) -> dict[str, float]:
@@ -45,62 +40,56 @@ def path_of(found: PlayedRound) -> dict[str, float]:
 
     With `merge.delay` the parts of a client's work lie beside one another, and are longer than the round together.
     """
+    parts, last = dict.fromkeys(PARTS, 0.0), last_delivered(found)
     if found.current.tasks.starts is not None:
-        return _beside(last_delivered(found))
+        return parts | _own_parts(last)
     rows = [_row(found, client_id, stages) for client_id, stages in found.stages.items()]
     total_s = found.ended_s - found.started_s
-    last_s = last_delivered(found).delivered.verified_s - found.started_s
-    train_s = total_s if found.current.missing.pending else last_s
-    parts = dict.fromkeys(PARTS, 0.0)
+    train_s = total_s if found.current.missing.pending else last.delivered.verified_s - found.started_s
     for span in path_through(rows, train_s, total_s, rows):
         parts[PART_OF.get(span.kind, span.kind)] += span.seconds
-    stages = last_delivered(found)
-    parts["update"] = min(parts["download"], stages.published_s - stages.heard_s)
+    parts["update"] = min(parts["download"], last.published_s - last.heard_s)
     parts["download"] -= parts["update"]
     return parts
 
 
-def _beside(stages: Stages) -> dict[str, float]:
-    """Return the parts of the work of a client that began before the round."""
-    one = stages.delivered
-    return dict.fromkeys(PARTS, 0.0) | {
-        "training": one.trained_s - one.data_s - one.held_s,
-        "data": one.data_s,
-        "encoding": one.encoded_s - one.trained_s,
-        "upload": one.sent_s - max(one.encoded_s, stages.sends_from_s),
-        "check": one.verified_s - one.sent_s,
+def _own_parts(stages: Stages) -> dict[str, float]:
+    """Return the time of each part of a client's round."""
+    found, one = dict.fromkeys(OWN_TIMES, 0.0), stages.delivery
+    if one is not None:
+        found = {
+            "training": one.trained_s - one.data_s - one.held_s,
+            "data": one.data_s,
+            "encoding": one.encoded_s - one.trained_s,
+            "upload": one.sent_s - max(one.encoded_s, stages.sends_from_s),
+            "check": one.verified_s - one.sent_s,
+        }
+    return found | {
+        "merge": stages.held_s - stages.fetched_s,
         "update": stages.published_s - stages.heard_s,
         "download": stages.fetched_s - stages.published_s,
-        "merge": stages.held_s - stages.fetched_s,
     }
 
 
 def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigures:
     """Return a client's round as the coordinator's history has it."""
-    one, is_applied = stages.delivery, client_id in found.current.results.verified
+    one, is_applied, own = stages.delivery, client_id in found.current.results.verified, _own_parts(stages)
+    times: dict[str, Any] = dict.fromkeys(UNKNOWN)
+    times |= {time: None if one is None else own[part] for part, time in OWN_TIMES.items()}
     return ClientFigures(
         client_id=client_id,
         batches=stages.batches,
         witness=False,  # a witness fetches no more than the others
         fate="applied" if is_applied else "missing" if stages.batches else "idle",
         detail="",
-        committed_s=None,
         delivered_s=one.verified_s - found.started_s if one is not None and is_applied else None,
         attested_s=None if stages.attests_s is None else stages.attests_s - found.started_s,
         result_bytes=0,
-        train_s=None if one is None else one.trained_s - one.data_s - one.held_s,
-        fetching_s=None,
-        decoding_s=None,
-        packing_s=None,
         tokens=0,
-        loss=None,
         replica_s=stages.held_s - stages.heard_s,
-        data_s=None if one is None else one.data_s,
-        encode_s=None if one is None else one.encoded_s - one.trained_s,
-        upload_s=None if one is None else one.sent_s - max(one.encoded_s, stages.sends_from_s),
-        check_s=None if one is None else one.verified_s - one.sent_s,
         download_s=stages.fetched_s - stages.heard_s,
-        merge_s=stages.held_s - stages.fetched_s,
+        merge_s=own["merge"],
+        **times,
     )
 
 
@@ -112,37 +101,23 @@ def last_delivered(found: PlayedRound) -> Stages:
 
 def applied_batches(played: PlayedRun, found: PlayedRound) -> float:
     """Return the number of batches that a round applied, with those that played ones represent."""
-    return sum(
-        played.scale.result_copies[stages.group] * stages.batches
-        for client_id in found.current.results.verified
-        for stages in (found.stages[client_id],)
-    )
+    applied = [found.stages[client_id] for client_id in found.current.results.verified]
+    return sum(played.scale.result_copies[stages.group] * stages.batches for stages in applied)
 
 
-def group_plans(played: PlayedRun, measured: Sequence[PlayedRound], round_s: float) -> tuple[GroupPlan, ...]:
-    """Return the figures of each group."""
-    return tuple(
-        _group(played, number, [one for one in played.clients if one.group == number], measured, round_s)
-        for number in range(len(played.groups))
-    )
-
-
-def _group(
-    played: PlayedRun, number: int, members: Sequence[PlayedClient], measured: Sequence[PlayedRound], round_s: float
-) -> GroupPlan:
-    found = [(one, member.client_id, one.stages[member.client_id]) for one in measured for member in members]
-    rows = [_row(*each) for each in found]
-    parts = {part: median(getattr(row, time) or 0.0 for row in rows) for part, time in OWN_TIMES.items()}
-    parts["update"] = median(stages.published_s - stages.heard_s for _, _, stages in found)
-    parts["download"] = median(stages.fetched_s - stages.published_s for _, _, stages in found)
+def group_plan(played: PlayedRun, number: int, measured: Sequence[PlayedRound], round_s: float) -> GroupPlan:
+    """Return the figures of the group with this number."""
+    found = [stages for one in measured for stages in one.stages.values() if stages.group == number]
+    own = [_own_parts(stages) for stages in found]
+    parts = {part: median(one[part] for one in own) for part in own[0]}
     assigned = [
-        member.client_id in one.current.results.verified
+        client_id in one.current.results.verified
         for one in played.rounds
-        for member in members
-        if one.stages[member.client_id].batches
+        for client_id, stages in one.stages.items()
+        if stages.group == number and stages.batches
     ]
-    moved = [_moved(played.model, stages) for _, _, stages in found]
-    batches = sum(stages.batches for _, _, stages in found) / len(found)
+    moved = [_moved(played.model, stages) for stages in found]
+    batches = sum(stages.batches for stages in found) / len(found)
     return GroupPlan(
         group=played.groups[number],
         batches=batches * played.scale.result_copies[number] / played.scale.copies[number],

@@ -15,7 +15,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import PARTS, ClientGroup, RoundModel
 from epochal.tools.plan.bottleneck import bottleneck
-from epochal.tools.plan.figures import applied_batches, group_plans, machines_of, path_of
+from epochal.tools.plan.figures import applied_batches, group_plan, machines_of, path_of
 from epochal.tools.plan.plans import DAY_S, LaterRounds, Plan, PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
@@ -128,35 +128,31 @@ def _plan_of(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
 def _figures(
     state: StateFile, groups: Sequence[ClientGroup], played: PlayedRun, measured: Sequence[PlayedRound]
 ) -> Plan:
-    sizes, client_count = played.model.sizes, played.model.client_count
-    began_s, ended_s = measured[0].started_s, played.rounds[-1].ended_s
-    round_s = (ended_s - began_s) / len(measured)
+    model = played.model
+    round_s = (played.rounds[-1].ended_s - measured[0].started_s) / len(measured)
     paths = [path_of(found) for found in measured]
     parts = {name: median(path[name] for path in paths) for name in PARTS}
     parts = _within(parts, round_s, is_beside=bool(state.merge.delay))
     batches = sum(applied_batches(played, found) for found in measured) / len(measured)
-    of_groups = group_plans(played, measured, round_s)
-    warm_up_s = played.rounds[0].started_s
     kind, limit, text = bottleneck(parts, played, measured[-1])
-    checkpoint_s = _checkpoint_s(state, played, measured)
-    gap_s = None
+    checkpoint_s, gap_s = _checkpoint_s(state, played, measured), None
     if checkpoint_s is not None:
-        again_s = max(played.model.heard_s(group) + played.model.reported_s(group, client_count) for group in groups)
+        again_s = max(model.heard_s(group) + model.reported_s(group, model.client_count) for group in groups)
         gap_s = checkpoint_s + state.config.waiting_for_members_extra_time + again_s
     rounds_of_epoch = max(1, math.ceil(state.config.epoch_time / round_s))
-    tokens = batches * sizes.tokens_per_batch
+    tokens = batches * model.sizes.tokens_per_batch
     return Plan(
-        sizes=sizes,
-        client_count=client_count,
+        sizes=model.sizes,
+        client_count=model.client_count,
         played_count=len(played.clients),
         batches=round(batches),
         tokens=tokens,
         round_s=round_s,
         parts=parts,
         tokens_per_s=tokens / (round_s + (gap_s or 0.0) / rounds_of_epoch),
-        groups=of_groups,
+        groups=tuple(group_plan(played, number, measured, round_s) for number in range(len(groups))),
         machines=machines_of(state, played, round_s),
-        warm_up_s=warm_up_s,
+        warm_up_s=played.rounds[0].started_s,
         checkpoint_s=checkpoint_s,
         between_epochs_s=gap_s,
         bottleneck=text,

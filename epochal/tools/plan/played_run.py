@@ -7,7 +7,7 @@ for all clients at once (`state/round_model.py`) as soon as that is settled.
 
 import heapq
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine import stimuli
@@ -49,20 +49,6 @@ SPEC = ModelSpec(architecture=Architecture.EPOCHAL_NGRAM)
 """Arbitrary: the machine passes it on unread."""
 FINGERPRINT = "f" * 64
 METRICS = ResultMetrics(None, 0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class PlayedClient:
-    """A client that is played, for others that are alike.
-
-    Attributes:
-        client_id, public_key: by which the machine knows it.
-        group: its number among the groups.
-    """
-
-    client_id: ClientId
-    public_key: str
-    group: int
 
 
 @dataclass(slots=True)
@@ -129,34 +115,44 @@ class PlayedRun:
     """
 
     def __init__(self, state: StateFile, groups: Sequence[ClientGroup], model: RoundModel, scale: Scale) -> None:
-        self.state = scale.state(state)
-        self.groups = groups
-        self.model = model
-        self.scale = scale
-        of_groups = (group for group, count in enumerate(scale.counts) for _ in range(count))
-        self.clients = [_client(number, group) for number, group in enumerate(of_groups)]
-        self._group_of = {client.client_id: client.group for client in self.clients}
+        self.state, self.groups, self.model, self.scale = scale.state(state), groups, model, scale
+        self.clients: dict[ClientId, int] = {}
+        """The number of each client's group; each is played for others that are alike."""
         self.rounds: list[PlayedRound] = []
         self.phases: list[tuple[float, RunState, str]] = []
-        self.now_s = 0.0
+        self.now_s = self._started_s = self._published_s = (
+            0.0  # now; when the round began; when the last update is there
+        )
         self.run = new_run(self.state, lineage=LINEAGE, coordinator_key=KEY, now_s=0.0)
         self._loaded_s: dict[ClientId, float] = {}
         """When each client has loaded a checkpoint."""
         self._replicas: dict[ClientId, tuple[int, float, float]] = {}
         """The newest replica of each client, when it holds the results for it, and when it has merged them."""
-        self._published_s = 0.0
-        """When the update of the last outcome can be fetched."""
         self._stages: dict[ClientId, Stages] = {}
-        self._started_s = 0.0
+        self._acted: set[object] = set()
+        """What clients have done of the present phase or round."""
         self._events: list[tuple[float, int, stimuli.Stimulus]] = []
         """Stimuli that are still to be handled, as a heap; those that come too late for their round are refused."""
         self._numbers = itertools.count(1)
         self._tell(stimuli.CoordinatorStarted())
         self._tell(self._genesis())
-        for client in self.clients:
-            capabilities = Capabilities(groups[client.group].batches_per_round, codecs=SPOKEN)
-            nonce = f"nonce {client.public_key}"
-            self._tell(stimuli.ClientJoined(client.client_id, client.public_key, capabilities, nonce, 1e9))
+        of_groups = (group for group, count in enumerate(scale.counts) for _ in range(count))
+        for number, group in enumerate(of_groups):
+            public_key = f"{number:064x}"
+            client_id = client_id_of(bytes.fromhex(public_key))
+            self.clients[client_id] = group
+            capabilities = Capabilities(groups[group].batches_per_round, codecs=SPOKEN)
+            self._tell(stimuli.ClientJoined(client_id, public_key, capabilities, f"nonce {number}", 1e9))
+
+    def play(self, rounds: int) -> None:
+        """Play until so many rounds have ended with an outcome, or the run goes no further."""
+        config = self.state.config
+        round_s = config.max_round_train_time + config.round_witness_time
+        warm_up_s = config.warmup_time + config.waiting_for_members_extra_time
+        end_s = self.now_s + (rounds + 1) * round_s + WARMUPS * warm_up_s + SPARE_S
+        while len(self.rounds) < rounds and self.now_s < end_s:
+            self._act()
+            self._pass_time()
 
     # what the machine is told
 
@@ -166,85 +162,75 @@ class PlayedRun:
             self.run, instructions = handle(before, stimuli.Stamped(stimulus, self.now_s, seed))
         except Refused:
             return
-        for instruction in instructions:
-            match instruction:
-                case PhaseChanged():
-                    self.phases.append((self.now_s, instruction.after, instruction.reason))
-                case OutcomeDecided():
-                    assert before.round is not None
-                    applied = self.run.work.batches_applied - before.work.batches_applied
-                    ended = before.round, self._stages, applied
-                    results = [self._stages[one].delivered.verified_s for one in before.round.results.verified]
-                    self._published_s = self.model.published_s(max(results, default=self.now_s), self.now_s)
-                    self.rounds.append(PlayedRound(instruction.step, self._started_s, self.now_s, *ended))
-                    if instruction.outcome is not None:
-                        step, size = instruction.step, self.model.sizes.result_bytes
-                        update = UpdateRef(step, _digest(f"update {step}"), size, _digest(f"replica {step}"))
-                        self._at(self._published_s, stimuli.UpdateMade(update))
-                case _:
-                    pass
-
-    def _pass(self, is_over: Callable[[], bool], end_s: float) -> bool:
-        """Handle the stimuli, and the time between them, until it is over; return False if that takes long."""
-        while not is_over():
-            clock = self.run.clock
-            tick_s = self.now_s + max(TICK_S, TICKS_OF_A_PHASE * (self.now_s - clock.phase_started_s))
-            if clock.phase_ends_s is not None and self.now_s < clock.phase_ends_s < tick_s:
-                tick_s = clock.phase_ends_s
-            stimulus: stimuli.Stimulus = stimuli.Ticked()
-            if self._events and self._events[0][0] <= tick_s:
-                tick_s, _, stimulus = heapq.heappop(self._events)
-            self.now_s = max(self.now_s, tick_s)
-            if self.now_s >= end_s:
-                return False
-            self._tell(stimulus)
-        return True
+        for told in instructions:
+            if isinstance(told, PhaseChanged):
+                self.phases.append((self.now_s, told.after, told.reason))
+            elif isinstance(told, OutcomeDecided):
+                assert before.round is not None
+                applied = self.run.work.batches_applied - before.work.batches_applied
+                results = [self._stages[one].delivered.verified_s for one in before.round.results.verified]
+                self._published_s = self.model.published_s(max(results, default=self.now_s), self.now_s)
+                ended = PlayedRound(told.step, self._started_s, self.now_s, before.round, self._stages, applied)
+                self.rounds.append(ended)
+                if told.outcome is not None:
+                    step, size = told.step, self.model.sizes.result_bytes
+                    update = UpdateRef(step, _digest(f"update {step}"), size, _digest(f"replica {step}"))
+                    self._at(self._published_s, stimuli.UpdateMade(update))
 
     def _at(self, time_s: float, stimulus: stimuli.Stimulus) -> None:
         heapq.heappush(self._events, (time_s, next(self._numbers), stimulus))
 
-    def play(self, rounds: int) -> None:
-        """Play until so many rounds have ended with an outcome, or the run goes no further."""
-        config = self.state.config
-        round_s = config.max_round_train_time + config.round_witness_time
-        warm_up_s = config.warmup_time + config.waiting_for_members_extra_time
-        end_s = self.now_s + (rounds + 1) * round_s + WARMUPS * warm_up_s + SPARE_S
-        while len(self.rounds) < rounds and self.now_s < end_s:
-            phase, current = self.run.clock.phase, self.run.round
-            if phase is RunState.ROUND_TRAIN and current is not None:
-                self._play_round(current, end_s)
-                continue
-            if phase is RunState.WARMUP:
-                self._warm_up()
-            self._pass(self._left(phase), end_s)
-
-    def _left(self, phase: RunState) -> Callable[[], bool]:
-        return lambda: self.run.clock.phase is not phase
+    def _pass_time(self) -> None:
+        """Handle the next stimulus, or let time pass until the next tick."""
+        clock = self.run.clock
+        next_s = self.now_s + max(TICK_S, TICKS_OF_A_PHASE * (self.now_s - clock.phase_started_s))
+        if clock.phase_ends_s is not None and self.now_s < clock.phase_ends_s < next_s:
+            next_s = clock.phase_ends_s
+        stimulus: stimuli.Stimulus = stimuli.Ticked()
+        if self._events and self._events[0][0] <= next_s:
+            next_s, _, stimulus = heapq.heappop(self._events)
+        self.now_s = max(self.now_s, next_s)
+        self._tell(stimulus)
 
     # what clients do
+
+    def _act(self) -> None:
+        """Let clients do what the run asks of them now, once."""
+        current, phase = self.run.round, self.run.clock.phase
+        if phase is RunState.WARMUP and self._is_new(self.run.clock.phase_started_s):
+            self._warm_up()
+        if phase is RunState.ROUND_TRAIN and current is not None and self._is_new(current.number):
+            before, self._started_s, self._stages = self._stages, self.now_s, self._held()
+            self._deliver(current, before)
+        if phase in ROUND_PHASES and current is not None and current.number in self._acted:
+            is_settled = phase is not RunState.ROUND_TRAIN or not current.missing.pending
+            if is_settled and self._is_new((current.number, "attested")):
+                self._attest(current)
+
+    def _is_new(self, what: object) -> bool:
+        is_new = what not in self._acted
+        self._acted.add(what)
+        return is_new
 
     def _held(self) -> dict[ClientId, Stages]:
         """Return when clients hold the newest replica, if they hear of it now."""
         step, found = self.run.progress.step - 1, dict[ClientId, Stages]()
-        lacking: dict[tuple[int, float], list[ClientId]] = {}
-        for client in self.clients:
-            client_id, group = client.client_id, self.groups[client.group]
+        lacking: dict[UpdateReader, list[ClientId]] = {}
+        for client_id, number in self.clients.items():
+            group = self.groups[number]
             heard_s = self.now_s + self.model.heard_s(group)
             from_s = max(heard_s, self._loaded_s.get(client_id, heard_s))
             held_step, fetched_s, held_s = self._replicas.get(client_id, (0, 0.0, 0.0))
-            found[client_id] = Stages(client.group, heard_s, heard_s, max(from_s, fetched_s), max(from_s, held_s))
+            found[client_id] = Stages(number, heard_s, heard_s, max(from_s, fetched_s), max(from_s, held_s))
             if held_step != step and step in self.run.models.outcomes:
                 named_s = self.model.named_s(group, heard_s, self._published_s)
-                lacking.setdefault((client.group, max(from_s, named_s)), []).append(client_id)
-        readers = [
-            UpdateReader(self.groups[group], len(alike) * self.scale.copies[group], from_s)
-            for (group, from_s), alike in lacking.items()
-        ]
-        for ((_, from_s), alike), end_s in zip(lacking.items(), self.model.fetched_s(readers), strict=True):
+                one = UpdateReader(group, self.scale.copies[number], max(from_s, named_s))
+                lacking.setdefault(one, []).append(client_id)
+        readers = [replace(one, count=len(alike) * one.count) for one, alike in lacking.items()]
+        for (one, alike), end_s in zip(lacking.items(), self.model.fetched_s(readers), strict=True):
+            held_s = self.model.held_s(one.from_s, end_s)
             for client_id in alike:
-                stages = found[client_id]
-                stages.published_s, stages.fetched_s = from_s, end_s
-                stages.held_s = self.model.held_s(from_s, end_s)
+                found[client_id] = replace(found[client_id], published_s=one.from_s, fetched_s=end_s, held_s=held_s)
         self._replicas = {client_id: (step, stages.fetched_s, stages.held_s) for client_id, stages in found.items()}
         return found
 
@@ -252,116 +238,81 @@ class PlayedRun:
         """Let clients load the checkpoint, or catch up, and say that they are ready."""
         if not self._loaded_s:
             loads_s = self.model.warm_up_s(self.groups)
-            for client in self.clients:
-                heard_s = self.model.heard_s(self.groups[client.group])
-                self._loaded_s[client.client_id] = self.now_s + heard_s + loads_s[client.group]
+            for client_id, group in self.clients.items():
+                self._loaded_s[client_id] = self.now_s + self.model.heard_s(self.groups[group]) + loads_s[group]
         step, held = self.run.progress.step - 1, self._held()
         report = ReadyReport(step, _digest(f"replica {step}"), FINGERPRINT)
-        for client in self.clients:
-            reported_s = self.model.reported_s(self.groups[client.group], self.model.client_count)
-            kept_s = held[client.client_id].held_s + reported_s
-            self._at(kept_s, stimuli.ClientBecameReady(client.client_id, report))
-
-    def _play_round(self, current: Round, end_s: float) -> None:
-        before, self._started_s, self._stages = self._stages, self.now_s, self._held()
-        key = current.number
-
-        def is_left() -> bool:
-            now = self.run.round
-            return self.run.clock.phase not in ROUND_PHASES or now is None or now.number != key
-
-        def is_settled() -> bool:
-            now = self.run.round
-            return (
-                is_left()
-                or self.run.clock.phase is not RunState.ROUND_TRAIN
-                or (now is not None and not now.missing.pending)
-            )
-
-        self._deliver(current, before)
-        self._pass(is_settled, end_s)
-        if not is_left():
-            self._attest()
-            self._pass(is_left, end_s)
+        for client_id, group in self.clients.items():
+            reported_s = self.model.reported_s(self.groups[group], self.model.client_count)
+            self._at(held[client_id].held_s + reported_s, stimuli.ClientBecameReady(client_id, report))
 
     def _deliver(self, current: Round, before: Mapping[ClientId, Stages]) -> None:
         """Let clients with work deliver their results when the model says so.
 
         Those that may begin with their own results of the round before have done so as soon as they could.
         """
-        alike: dict[tuple[int, int, float, float, float], list[PlayedClient]] = {}
-        for client in self.clients:
-            stages = self._stages[client.client_id]
-            stages.batches = total_batches(current.tasks.plan.assignments.get(client.client_id, ()))
+        alike: dict[Workers, list[ClientId]] = {}
+        for client_id, group in self.clients.items():
+            stages = self._stages[client_id]
+            stages.batches = total_batches(current.tasks.plan.assignments.get(client_id, ()))
             if stages.batches:
-                times = stages.heard_s, stages.held_s, 0.0
-                if self._is_eager(client, current):
-                    last = before[client.client_id]
-                    stages.sends_from_s = stages.heard_s
-                    times = last.heard_s, max(last.held_s, last.delivered.encoded_s), stages.heard_s
-                alike.setdefault((client.group, stages.batches, *times), []).append(client)
-        workers = [
-            Workers(
-                self.groups[group], len(clients) * self.scale.result_copies[group], batches, held_s, heard_s, from_s
-            )
-            for (group, batches, heard_s, held_s, from_s), clients in alike.items()
-        ]
-        step, attempt = current.number.step, current.number.attempt
-        replica = _digest(f"replica {step - 1}")
-        deliveries = self.model.deliveries(workers)
-        for delivery, clients in zip(deliveries, alike.values(), strict=True):
-            verdict = CheckVerdict(replica, 1.0)
-            if current.tasks.starts is not None and self._is_eager(clients[0], current):
-                verdict = CheckVerdict(current.tasks.starts.replica_digest, 1.0)
-            for client in clients:
-                self._stages[client.client_id].delivery = delivery
-                digest = _digest(f"result {client.public_key} {step} {attempt}")
-                report = ResultCommitment(step, attempt, digest, self.model.sizes.result_bytes, METRICS)
+                heard_s, held_s = stages.heard_s, stages.held_s
+                if _is_eager(client_id, current):
+                    last, stages.sends_from_s = before[client_id], heard_s
+                    heard_s, held_s = last.heard_s, max(last.held_s, last.delivered.encoded_s)
+                given = stages.batches, held_s, heard_s, stages.sends_from_s
+                one = Workers(self.groups[group], self.scale.result_copies[group], *given)
+                alike.setdefault(one, []).append(client_id)
+        workers = [replace(one, count=len(clients) * one.count) for one, clients in alike.items()]
+        number, starts = current.number, current.tasks.starts
+        for delivery, clients in zip(self.model.deliveries(workers), alike.values(), strict=True):
+            replica: str = _digest(f"replica {number.step - 1}")
+            if starts is not None and _is_eager(clients[0], current):
+                replica = starts.replica_digest
+            verdict = CheckVerdict(replica, 1.0, took_ms=milliseconds(delivery.verified_s - delivery.sent_s))
+            for client_id in clients:
+                self._stages[client_id].delivery = delivery
                 if not self.model.is_delivered:
-                    heard_s = delivery.committed_s - self.groups[client.group].round_trip_s / 2
-                    self._at(heard_s, stimuli.ResultReceived(client.client_id, report))
-                checked = replace(verdict, took_ms=milliseconds(delivery.verified_s - delivery.sent_s))
-                self._at(delivery.verified_s, stimuli.ResultReceived(client.client_id, report, checked))
+                    self._commit(client_id, number.step, number.attempt, delivery)
+                report = self._report(client_id, number.step, number.attempt)
+                self._at(delivery.verified_s, stimuli.ResultReceived(client_id, report, verdict))
         self._commit_ahead(current)
 
     def _commit_ahead(self, current: Round) -> None:
         """Let clients that train for the promised round bind themselves to their results of it."""
-        ahead, step = current.ahead, current.number.step + 1
+        ahead = current.ahead
         if ahead is None or not ahead.is_promised:
             return
         assigned = proven_ahead(ahead.roster or current.tasks.roster, ahead.work, current.tasks.seed)
-        for client in self.clients:
-            stages, group = self._stages[client.client_id], self.groups[client.group]
-            batches = total_batches(assigned.get(client.client_id, ()))
-            if stages.delivery is None or not batches:
-                continue
-            begins_s = max(stages.held_s, stages.delivery.encoded_s)
-            found = self.model.trained(Workers(group, 1, batches, begins_s, stages.heard_s))
-            digest = _digest(f"result {client.public_key} {step} 0")
-            report = ResultCommitment(step, 0, digest, self.model.sizes.result_bytes, METRICS)
-            self._at(found.committed_s - group.round_trip_s / 2, stimuli.ResultReceived(client.client_id, report))
+        for client_id, stages in self._stages.items():
+            batches = total_batches(assigned.get(client_id, ()))
+            if stages.delivery is not None and batches:
+                begins_s, group = max(stages.held_s, stages.delivery.encoded_s), self.groups[stages.group]
+                found = self.model.trained(Workers(group, 1, batches, begins_s, stages.heard_s))
+                self._commit(client_id, current.number.step + 1, 0, found)
 
-    def _is_eager(self, client: PlayedClient, current: Round) -> bool:
-        """Return whether a client trains ahead: only proven ones know their work before the round."""
-        starts, client_id = current.tasks.starts, client.client_id
-        if starts is None or client_id not in starts.results:
-            return False
-        return current.tasks.roster.clients[current.tasks.plan.positions[client_id]].proven
+    def _commit(self, client_id: ClientId, step: int, attempt: int, delivery: Delivery) -> None:
+        """Let a client's commitment arrive, half a round trip before it hears that it has."""
+        arrives_s = delivery.committed_s - self.groups[self.clients[client_id]].round_trip_s / 2
+        self._at(arrives_s, stimuli.ResultReceived(client_id, self._report(client_id, step, attempt)))
 
-    def _attest(self) -> None:
+    def _report(self, client_id: ClientId, step: int, attempt: int) -> ResultCommitment:
+        digest = _digest(f"result {client_id} {step} {attempt}")
+        return ResultCommitment(step, attempt, digest, self.model.sizes.result_bytes, METRICS)
+
+    def _attest(self, current: Round) -> None:
         """Let witnesses attest all results once they know them."""
-        current = self.run.round
-        assert current is not None
         plan, (step, attempt) = current.tasks.plan, (current.number.step, current.number.attempt)
         results = current.results.verified
-        count = sum(self.scale.result_copies[self._group_of[one]] for one in results)
+        count = sum(self.scale.result_copies[self.clients[one]] for one in results)
         last_s = max((self._stages[one].delivered.verified_s for one in results), default=self.now_s)
         report = Attestation(step, attempt, _digest(f"replica {step - 1}"), f"{plan.bits_of(set(results)):x}")
         for client_id in plan.witnesses:
-            stages, group = self._stages[client_id], self.groups[self._group_of[client_id]]
+            stages = self._stages[client_id]
             from_s = max(last_s, stages.delivery.committed_s if stages.delivery is not None else self.now_s)
             if current.tasks.starts is not None:  # its own training does not wait for the replica any more
                 from_s = max(from_s, stages.held_s)
+            group = self.groups[stages.group]
             stages.attests_s = from_s + self.model.listed_s(group, count)
             kept_s = stages.attests_s + self.model.reported_s(group, len(plan.witnesses))
             self._at(kept_s, stimuli.AttestationReceived(client_id, report))
@@ -376,9 +327,12 @@ class PlayedRun:
         return stimuli.GenesisProvided(checkpoint, SPEC, parts if len(parts) > 1 else ())
 
 
-def _client(number: int, group: int) -> PlayedClient:
-    public_key = f"{number:064x}"
-    return PlayedClient(client_id_of(bytes.fromhex(public_key)), public_key, group)
+def _is_eager(client_id: ClientId, current: Round) -> bool:
+    """Return whether a client trains ahead: only proven ones know their work before the round."""
+    starts, plan = current.tasks.starts, current.tasks.plan
+    if starts is None or client_id not in starts.results:
+        return False
+    return current.tasks.roster.clients[plan.positions[client_id]].proven
 
 
 def _digest(text: str) -> Sha256:
