@@ -59,6 +59,9 @@ ADMIN_REFRESH_S = 2.0
 FAREWELL_S = 3.0
 """Time from a failure of the store to the end of the process, in which requests are answered with the reason."""
 
+SCRATCH_ADVICE = "make room there; of a run in a database, TMPDIR names another folder"
+"""What an operator does whose coordinator's temporary files find no room."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -139,7 +142,7 @@ async def serving(state_file: StateFile, options: ServeOptions) -> AsyncIterator
             nonces, tokens = JoinNonces(key, run_id), SessionTokens(key, run_id)
             intake = Intake(service, SharedThreads(), options.genesis.layout_of)
             uploads, arrivals = Uploads(intake), Arrivals(intake)
-            spool = Spool(store.place.scratch)
+            spool = Spool(store.place.scratch, advice=SCRATCH_ADVICE)
             merger = Merger.with_threads(service.merge_at, spool, WorkerThread)
             replays = LeasedReplays.of(service)
             handlers = Handlers(

@@ -19,14 +19,21 @@ from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool import READ_BYTES, Spool, SpoolFile
 from epochal.runtime.worker_thread import Worker
+from epochal.state.config.state_file import StateFile
 from epochal.state.config.verify_table import STATES_BEYOND
 from epochal.state.documents import OwnOutcome, RunDocument
 from epochal.state.errors import InternalError, Refused, SpoolFull
 from epochal.state.messages.state_messages import InnerStates, StateBlob
-from epochal.state.model.tensors import InvalidTensorFile
+from epochal.state.model.tensors import InvalidTensorFile, TensorLayout
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
-from epochal.state.replays.inner_states import NO_INNER_STATE, InnerState, inner_state_stream, parse_inner_state
+from epochal.state.replays.inner_states import (
+    NO_INNER_STATE,
+    InnerState,
+    inner_state_stream,
+    moments_bytes,
+    parse_inner_state,
+)
 from epochal.state.wire import Sha256
 from epochal.trainers.protocol import RevealsInnerState
 
@@ -86,6 +93,11 @@ class KeptStates:
             log.warning("inner_state_lost", extra={"reason": "its file is not there any more; the round begins fresh"})
         trainer.adopt_inner_state(NO_INNER_STATE)
         return None
+
+    def growth_bytes(self, layout: TensorLayout, state: StateFile) -> int:
+        """Return the room that the files may take in a model of this layout, beyond what they have."""
+        needed_bytes = state.held_inner_states * moments_bytes(layout, state.model.LLM.optimizer)
+        return max(0, needed_bytes - sum(path.stat().st_size for path in self._paths()))
 
     async def end(self, step: int, begin: StateBlob | None, rounds: int) -> InnerStates:
         """Write the state after a round, and return the files of the round's states.

@@ -51,8 +51,9 @@ class OwnResults:
         """The results whose outcome is not known, by step: one, or two with `merge.delay`."""
 
     def check_room(self, replica: Replica, state: StateFile) -> None:
-        """Raise `SpoolFull` unless a round that is trained from the replica fits into the spool."""
-        self._spool.check_room(round_bytes(replica, state), "a round")
+        """Raise `SpoolFull` unless a round that is trained from the replica, and its inner states, find room."""
+        beside_bytes = 0 if self.states is None else self.states.growth_bytes(replica.layout, state)
+        self._spool.check_room(round_bytes(replica, state), "a round", beside_bytes)
 
     async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, merge: MergeConfig) -> SpoolFile:
         """Return the file of a result. `difference` is `start − end` of every parameter; `merge` is the round's."""

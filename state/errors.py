@@ -19,7 +19,7 @@ EpochalError
 │   ├── StoreBlocked        nothing was kept now, and the same may be kept later: the disk is full, or the like
 │   └── StoreLost           a coordinator that served a run could keep nothing more, and ended
 ├── StoreConflict           another coordinator of the run appended first; read its records, and handle again
-├── SpoolFull               a client's temporary files find no room, or cannot be written or read; it ends
+├── SpoolFull               temporary files find no room, or cannot be written or read; it ends
 ├── TrainerFailed           a trainer could not take its step; reported, the round continues without it
 └── InternalError           a bug of Epochal's own
 ```
@@ -216,7 +216,7 @@ class StoreConflict(EpochalError):
 
 
 class SpoolFull(EpochalError):
-    """A client's temporary files find no room on their disk or within their bound, or cannot be written or read.
+    """A process's temporary files find no room on their disk or within their bound, or cannot be written or read.
 
     The operator's to mend: the message names the folder and the size. Do not retry.
     """

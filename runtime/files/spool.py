@@ -25,6 +25,8 @@ MAX_IN_MEMORY_BYTES = 64 * 1024
 """A file up to this size never reaches the disk."""
 READ_BYTES = 1024 * 1024
 """A file is hashed in pieces of this size."""
+ROOM_BY_OPTION = "make room there, or choose another folder with --spool"
+"""What to do if a spool finds no room, in a process that has that option."""
 DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
 
 T = TypeVar("T")
@@ -36,10 +38,12 @@ class Spool:
     Args:
         folder: on the disk that holds them; it is made if need be.
         max_bytes: maximum size of its files together; None for what the disk holds.
+        advice: says what to do if they find no room.
     """
 
-    def __init__(self, folder: Path, max_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path, max_bytes: int | None = None, advice: str = ROOM_BY_OPTION) -> None:
         self._folder = folder
+        self._advice = advice
         self.max_bytes = max_bytes
         self._sizes: dict[int, int] = {}
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
@@ -70,22 +74,23 @@ class Spool:
             file.append(piece)
         return file
 
-    def check_room(self, needed_bytes: int, purpose: str) -> None:
+    def check_room(self, needed_bytes: int, purpose: str, beside_bytes: int = 0) -> None:
         """Raise `SpoolFull` unless the spool can hold so many bytes in all.
 
         Args:
             needed_bytes: size of all files of the spool together, of which some may be held already.
             purpose: says what they are.
+            beside_bytes: room for other files of this process on the same disk, which `max_bytes` does not bound.
         """
         needs = f"{purpose} needs {shown_bytes(needed_bytes)} of spool"
         if self.max_bytes is not None and needed_bytes > self.max_bytes:
             allowed = f"[client] spool_bytes is {self.max_bytes}; allowed: at least {needed_bytes}"
             raise SpoolFull(f"{needs}; {allowed}", needed_bytes=needed_bytes)
         available_bytes = self._blocking("measured", self._free_bytes) + self.used_bytes
-        if needed_bytes > available_bytes:
+        if needed_bytes + beside_bytes > available_bytes:
+            beside = f" and {shown_bytes(beside_bytes)} of inner states" if beside_bytes else ""
             lack = f"the disk of {self._folder} has {shown_bytes(available_bytes)}"
-            advice = "make room there, or choose another folder with --spool"
-            raise SpoolFull(f"{needs}; {lack}: {advice}", needed_bytes=needed_bytes)
+            raise SpoolFull(f"{needs}{beside}; {lack}: {self._advice}", needed_bytes=needed_bytes + beside_bytes)
 
     def drop_pages(self) -> None:
         """Give the pages of mapped files back to the system, which counts them as this process's memory meanwhile.
@@ -114,8 +119,8 @@ class Spool:
         except OSError as error:
             reason = error.strerror or str(error)
             raise SpoolFull(
-                f"a spool file in {self._folder} cannot be {done}: {reason}; it holds {self.used_bytes} bytes. Make "
-                "room there, or choose another folder with --spool"
+                f"a spool file in {self._folder} cannot be {done}: {reason}; the spool holds {self.used_bytes} bytes: "
+                f"{self._advice}"
             ) from error
 
     def _take(self, key: int, size_bytes: int, *, at_least: bool = False) -> None:

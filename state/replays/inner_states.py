@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from epochal.state.config.model_table import Muon, Optimizer
 from epochal.state.model.tensors import (
     CHECK_CHUNK_ELEMENTS,
     Buffer,
@@ -30,6 +31,8 @@ INNER_STATE_FORMAT = "epochal/inner-state/v1"
 MOMENTS_OF_A_PARAMETER = 2
 """Maximum number of moments of each parameter."""
 METADATA_BOUND_BYTES = 128
+_NOT_HIDDEN = ("embed", "head", "output", "wte", "wpe")
+"""Parts of the names of matrices for which Muon leaves the step to AdamW, so that they have two moments too."""
 _PREFIX = "moment-{number}/"
 _MAX_STEP_DIGITS = 18
 
@@ -71,6 +74,15 @@ def parse_inner_state(data: Buffer) -> InnerState:
     if file.metadata["format"] != INNER_STATE_FORMAT:
         raise InvalidTensorFile("format", f"not an inner state of format {INNER_STATE_FORMAT}")
     return InnerState(int(steps), file.tensors())
+
+
+def moments_bytes(layout: TensorLayout, optimizer: Optimizer) -> int:
+    """Return the size of an optimizer's moments in float32: two of each parameter; Muon has one of a hidden matrix."""
+    found = MOMENTS_OF_A_PARAMETER * layout.size_bytes
+    if isinstance(optimizer, Muon):
+        hidden = [shape for name, shape in layout.entries if not any(part in name for part in _NOT_HIDDEN)]
+        found -= np.dtype(np.float32).itemsize * sum(math.prod(shape) for shape in hidden if len(shape) == 2)
+    return found
 
 
 def inner_state_size_bound(layout: TensorLayout) -> int:

@@ -3,7 +3,6 @@
 All of it follows from the run's state file and the layout of its model, so that every reader gets the same.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -24,18 +23,17 @@ from epochal.state.config.data_location import (
     SingleUrl,
     WeightedHttp,
 )
-from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, Hub, ModelSpec, Muon
+from epochal.state.config.model_table import HF_ARCHITECTURES, TRAINER, Architecture, Hub, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.model.tensors import TensorLayout
+from epochal.state.replays.inner_states import moments_bytes
 from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument
 
 MAX_SHOWN_PLACES = 4
 """Maximum number of the data's places that a guide names."""
 FLOAT32_BYTES = 4
-_NOT_HIDDEN = ("embed", "head", "output", "wte", "wpe")
-"""Parts of the names of matrices for which Muon leaves the step to AdamW, so that they have two moments too."""
 OBJECT_STORES, PARQUET, HUB, TORCH, ADAPTERS = "object-stores", "parquet", "hub", "torch", "adapters"
 """Extras of the package."""
 CERTIFICATE_FILE = "cert.pem"
@@ -208,7 +206,7 @@ def room_of(
         clients: number of clients in a round.
         base_bytes: size of the files of an adapter's base; 0 without one.
     """
-    merge = state_file.merge
+    merge, moments = state_file.merge, moments_bytes(layout, state_file.model.LLM.optimizer)
     parameter_count = layout.size_bytes // FLOAT32_BYTES
     result_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
     replica_bytes = layout.size_bytes * (2 if merge.has_momentum else 1)
@@ -216,26 +214,17 @@ def room_of(
     left_out_bytes = 2 * layout.size_bytes if merge.error_feedback else 0
     return JoinRoom(
         parameter_count=parameter_count,
-        trainer_bytes=2 * layout.size_bytes + _moments_bytes(state_file, layout),
+        trainer_bytes=2 * layout.size_bytes + moments,
         spool_bytes=replicas * replica_bytes
         + clients * result_bytes
         + left_out_bytes
-        + state_file.held_inner_states * _moments_bytes(state_file, layout),
+        + state_file.held_inner_states * moments,
         clients=clients,
         download_bytes=checkpoint_bytes,
         result_bytes=result_bytes,
         update_bytes=codec_named(merge.update_codec).encoded(layout).size_bytes,
         base_bytes=base_bytes,
     )
-
-
-def _moments_bytes(state_file: StateFile, layout: TensorLayout) -> int:
-    """Return the size of the optimizer's two moments in float32; Muon has one of a hidden matrix."""
-    found = 2 * layout.size_bytes
-    if isinstance(state_file.model.LLM.optimizer, Muon):
-        hidden = [shape for name, shape in layout.entries if not any(part in name for part in _NOT_HIDDEN)]
-        found -= FLOAT32_BYTES * sum(math.prod(shape) for shape in hidden if len(shape) == 2)
-    return found
 
 
 def join_guide(

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from epochal.cli.main import EXIT_STORE_LOST
+from epochal.coordinator.serve import SCRATCH_ADVICE
+from epochal.coordinator.store.files.folder import SCRATCH_FOLDER
 from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.drive.by_hand import joined_by_hand
-from tests.support.drive.processes import PATIENT, RealRun, in_phase, real_run
+from tests.support.drive.processes import PATIENT, RealRun, in_phase, prepared_run, real_run
 
 
 def break_store(run: RealRun) -> None:
@@ -51,6 +53,21 @@ async def test_broken_store_is_told_to_readers_and_ends_the_process(tmp_path: Pa
         assert "Is a directory" in refused["reason"]
         async with joined_by_hand(run, 1):
             await run.until(in_phase(RunState.FINISHED))
+
+
+async def test_coordinator_whose_scratch_is_no_folder_says_what_it_can_do(tmp_path: Path) -> None:
+    """It has no `--spool`, and clients make the update themselves."""
+    large = {"model__LLM__ngram": {"context": 8, "embedding": 64, "hidden": 600}, "config__total_steps": 1}
+    async with prepared_run(tmp_path, **large) as run:
+        run.run_dir.mkdir()
+        (run.run_dir / SCRATCH_FOLDER).touch()
+        await run.start_coordinator()
+        await run.start_client()
+        reason = (await run.until_logged(run.coordinator, "update_delayed"))["reason"]
+        assert SCRATCH_ADVICE in reason
+        assert "--spool" not in reason
+        (run.run_dir / SCRATCH_FOLDER).unlink()
+        await run.finish()
 
 
 async def test_stop_after_the_store_broke_is_still_a_failure(tmp_path: Path) -> None:

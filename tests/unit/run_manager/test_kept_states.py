@@ -1,18 +1,28 @@
 """`run_manager/kept_states.py`: inner states on disk, from which rounds go on, also after a restart."""
 
+import contextlib
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from epochal.run_manager.events import ignore
 from epochal.run_manager.kept_states import KeptStates
+from epochal.run_manager.own_results import OwnResults
+from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.verify_table import STATES_BEYOND
+from epochal.state.errors import SpoolFull
+from epochal.state.model.replica import first_replica
 from epochal.state.wire import Sha256, sha256_hex
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.protocol import Trainer
 from tests.support.data.spooled import SPOOL_PARENT
+from tests.support.data.states import state_file
 from tests.support.models.local_training import ADAMW, SEED, TINY, arriving, bytes_of, plan_of, sequences_of
 
 
@@ -78,6 +88,26 @@ async def test_state_that_is_lost_or_damaged_lets_the_round_begin_fresh(tmp_path
         other = await Client(tmp_path).opened()
         assert await other.states.begin(digest) is None
         assert await other.train() == fresh
+
+
+async def test_round_needs_room_for_the_states_that_are_not_kept_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await Client(tmp_path / "states").opened()
+    start = first_replica(0, await client.trainer.initial_parameters(SEED))
+    state = state_file(merge__inner_state="keep", verify={"within": 2})
+    assert client.states.growth_bytes(start.layout, state) == 5 * 2 * start.layout.size_bytes
+    await client.train()
+    kept = await client.states.end(1, None, rounds=2)
+    growth = client.states.growth_bytes(start.layout, state)
+    assert growth == 5 * 2 * start.layout.size_bytes - kept.end.size_bytes
+    spool = Spool(tmp_path)
+    results = OwnResults(client.opening, spool, InlineWorker(), states=client.states)
+    for free, finds_room in ((round_bytes(start, state) + growth, True), (round_bytes(start, state), False)):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        with contextlib.nullcontext() if finds_room else pytest.raises(SpoolFull, match="of inner states"):
+            results.check_room(start, state)
+    results.check_room(start, state_file(verify={"within": 2}, merge__inner_state="reset"))
 
 
 async def test_states_are_bounded_and_one_attempt_replaces_another(tmp_path: Path) -> None:

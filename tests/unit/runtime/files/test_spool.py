@@ -154,3 +154,11 @@ def test_room_for_a_round_is_checked_against_bound_and_disk(tmp_path: Path) -> N
         spool.check_room(1001, "a round")
     with pytest.raises(SpoolFull, match=r"a round needs .* the disk of .* has .*--spool"):
         Spool(tmp_path).check_room(2**60, "a round")
+
+
+def test_files_beside_a_spool_need_the_disk_but_not_its_bound(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=1000, advice="ask somebody")
+    spool.check_room(1000, "a round", 1000)
+    with pytest.raises(SpoolFull, match=r"1 KB of spool and .* of inner states; the disk of .*: ask somebody") as full:
+        spool.check_room(1000, "a round", 2**60)
+    assert full.value.context["needed_bytes"] == 1000 + 2**60
