@@ -34,9 +34,10 @@ class VerifyConfig(Section):
     def rounds_on_probation(self) -> int:
         """The applied rounds after which a client has its full share: ⌈(1 − p) ÷ p⌉, p the part that is replayed.
 
-        So much work is lost by who is convicted, as one round that is not replayed can gain.
+        So much work is lost by who is convicted, as one round that is not replayed can gain. It is one at least: where
+        each result is replayed, some wait for it, and who has earned nothing must not have as much as others.
         """
-        return -((self.percent - 100) // self.percent)
+        return max(1, -((self.percent - 100) // self.percent))
 
 
 def with_psyches_percent(tree: Any) -> Any:

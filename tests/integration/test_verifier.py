@@ -1,11 +1,8 @@
 """`epochal verifier` in a run of real processes: a member that lies, verifiers that die, and a restart."""
 
 import asyncio
-import re
 import signal
-from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,43 +12,13 @@ from epochal.state.errors import Refused
 from epochal.state.messages.replay_messages import ReplayReport
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from epochal.tools.testnet.child_processes import Child
 from tests.support.bounds import BOUND_S
 from tests.support.data.token_files import write_served_tokens, write_tokens
 from tests.support.drive.processes import RealRun, in_training, real_run, retry_policy
-from tests.support.models.lying_trainer import HONEST_STEPS
+from tests.support.drive.verifiers import CLASS, LYING_TRAINERS, VERIFIED, distances, start_verifier
 from tests.support.servers.plain_http import PLAIN
 
-LIAR = "tests.support.models.lying_trainer:LyingTrainer"
-COPIER = "tests.support.models.lying_trainer:OldResultsTrainer"
-CLASS = "float32/cpu"
-VERIFIED: dict[str, Any] = {
-    "config__total_steps": 10_000,
-    "config__global_batch_size_start": 6,
-    "config__global_batch_size_end": 6,
-    "merge__codec": "int4",
-    "merge__inner_state": "reset",
-    "merge__local_steps": 3,
-    "verify__percent": 100,
-}
-_LINE = re.compile(r"result of ([0-9a-f]{32}), step (\d+): excess distance ([0-9.]+), .*\(float32/cpu by float32/cpu")
-
-
-async def start_verifier(run: RealRun, name: str, *arguments: str) -> Child:
-    token = await run.command_here("token", "verifier", run.store)
-    token.expect(0)
-    command = ("verifier", run.url, "--trainer", "numpy", "--token", token.out.strip(), *arguments)
-    return await run.children.start(name, *command)
-
-
-async def distances(run: RealRun, verifier: Child, count: int, of: Collection[str] = ()) -> dict[str, list[float]]:
-    """Return the next excess distances that a verifier prints, by client: so many at least, and one of each `of`."""
-    found: dict[str, list[float]] = {}
-    while sum(map(len, found.values())) < count or not found.keys() >= set(of):
-        line = _LINE.search(await run.line_of(verifier, "excess distance"))
-        assert line is not None, verifier.log_tail()
-        found.setdefault(line[1], []).append(float(line[3]))
-    return found
+LIAR = f"{LYING_TRAINERS}:LyingTrainer"
 
 
 async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path: Path) -> None:
@@ -224,19 +191,6 @@ async def test_verifier_that_passes_everything_loses_its_role(tmp_path: Path) ->
         assert tested["expected"] > 1.5
         found = {one["client_id"] for one in run.events(run.coordinator, "client_convicted")}
         assert found == {run.client_id_of(one) for one in liars}
-
-
-@pytest.mark.nightly
-async def test_member_that_delivers_an_old_result_again_is_found(tmp_path: Path) -> None:
-    async with real_run(tmp_path, config__init_min_clients=4, **VERIFIED | {"verify__percent": 10}) as run:
-        await start_verifier(run, "verifier-1")
-        for _ in range(3):
-            await run.start_client()
-        copier = run.client_id_of(await run.start_client(trainer=COPIER))
-        convicted = await run.until_logged(run.coordinator, "client_convicted")
-        assert convicted["client_id"] == copier
-        assert convicted["step"] > HONEST_STEPS
-        assert copier in {one["client_id"] for one in run.events(run.coordinator, "client_flagged")}
 
 
 @pytest.mark.nightly

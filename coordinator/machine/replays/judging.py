@@ -10,7 +10,7 @@ a result again that it had passed, and found the same, and never more proven mem
 passed: one of another version, or with other data, ejects nobody or few. Nothing waits for any of this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Literal
@@ -18,6 +18,7 @@ from typing import Literal
 from epochal.coordinator.machine import membership
 from epochal.coordinator.machine.instructions import (
     Convicted,
+    Flagged,
     Instruction,
     ReplayJudged,
     ReplaysDropped,
@@ -236,7 +237,8 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     run = run.with_parts(members)
     match verdict:
         case "passed":
-            return run.with_parts(_passed(members, task, local_steps)), told
+            after = _passed(members, task, local_steps)
+            return run.with_parts(after), (*told, *_newly_flagged(members, after, (task.client_id,), task.step))
         case "unclear":
             return run.with_parts(_settled(members, task, dropped=1)), told
         case "convicted":
@@ -424,10 +426,22 @@ def _convicted(run: Run, task: OpenReplay) -> Handled:
     if len(members.ejected) < membership.MAX_EJECTED:
         members = members.ejecting(client_id)
     reason = f"client {client_id}, which came by the same invitation, was convicted"
-    for other in _invited_alike(members, client_id, invitation):
+    alike = _invited_alike(members, client_id, invitation)
+    before = members
+    for other in alike:
         members = members.with_trust(other, members.trust_of(other).with_flag(reason))
     told = Convicted(client_id, task.step, figures, run.clock.now_s)
-    return run.with_parts(members), (*left, told)
+    return run.with_parts(members), (*left, told, *_newly_flagged(before, members, alike, task.step))
+
+
+def _newly_flagged(
+    before: RunMembers, members: RunMembers, clients: Iterable[ClientId], step: int
+) -> Iterator[Instruction]:
+    """Yield what is logged of those of these clients that are flagged now, and were not before for this reason."""
+    for client_id in clients:
+        reason = members.trust_of(client_id).flagged
+        if reason and reason != before.trust_of(client_id).flagged:
+            yield Flagged(client_id, step, reason)
 
 
 def _figures(one: Reported) -> str:

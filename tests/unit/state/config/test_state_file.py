@@ -320,7 +320,7 @@ def test_mistakes_in_the_table_of_replays_are_named() -> None:
     assert found["verify.withn"].nearest == "within"
 
 
-@pytest.mark.parametrize(("percent", "rounds"), [(1, 99), (5, 19), (10, 9), (30, 3), (50, 1), (100, 0)])
+@pytest.mark.parametrize(("percent", "rounds"), [(1, 99), (5, 19), (10, 9), (30, 3), (50, 1), (100, 1)])
 def test_probation_is_as_long_as_its_work_is_worth(percent: int, rounds: int) -> None:
     assert VerifyConfig(percent=percent).rounds_on_probation == rounds
 

@@ -14,6 +14,7 @@ from epochal.coordinator.insight.figures import EXAM
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import (
     Convicted,
+    Flagged,
     Instruction,
     OutcomeDecided,
     ReplayJudged,
@@ -22,6 +23,7 @@ from epochal.coordinator.machine.instructions import (
     VerifierTested,
 )
 from epochal.coordinator.machine.parts.verification import (
+    DRIFTS,
     LAST_DISTANCES,
     MAX_VERIFIERS,
     NOT_VERIFIED,
@@ -134,6 +136,16 @@ def with_newcomer(**overrides: Any) -> tuple[Driver, ClientId]:
     pass_all(driver, newcomer)
     assert [one.why for one in open_of(driver, newcomer)] == ["exam"]
     return driver, newcomer
+
+
+@pytest.mark.parametrize("percent", [5, 100])
+def test_new_key_is_unproven_until_a_result_has_passed(percent: int) -> None:
+    """However many they are, they have a quarter of the work then; also where each result is replayed."""
+    driver, newcomer = with_newcomer(percent=percent)
+    play(driver, 4)
+    assert newcomer in applied(driver)
+    (entry,) = (one for one in driver.round.tasks.roster.clients if one.client_id == newcomer)
+    assert (entry.proven, entry.share) == (False, 1)
 
 
 def test_nothing_is_drawn_where_results_are_not_verified() -> None:
@@ -476,8 +488,10 @@ def test_those_with_the_same_invitation_are_replayed_until_enough_passed() -> No
     driver.warm_up()
     play(driver)
     pass_all(driver, client(3))
-    convict(driver, client(3))
-    assert driver.run.members.by_id[client(2)].trust.flagged
+    told = convict(driver, client(3))
+    reason = driver.run.members.by_id[client(2)].trust.flagged
+    assert f"client {client(3)}, which came by the same invitation" in reason
+    assert only(told, Flagged) == Flagged(client(2), 1, reason)
     assert not driver.run.members.by_id[client(1)].trust.flagged
     earned = driver.conduct(2).earned
     for _ in range(LAST_DISTANCES):
@@ -504,6 +518,8 @@ def test_member_that_is_long_farther_than_twice_the_usual_is_flagged(excess: flo
     driver = drifting(excess)
     assert bool(driver.run.members.by_id[client(1)].trust.flagged) is is_flagged
     assert not driver.run.members.by_id[client(2)].trust.flagged
+    told = {(one.client_id, one.reason) for one in driver.instructions if isinstance(one, Flagged)}
+    assert told == ({(client(1), DRIFTS)} if is_flagged else set())
     if is_flagged:
         driver.send(stimuli.ClientAbsolved(client(1)))
         assert not driver.run.members.by_id[client(1)].trust.flagged
