@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from epochal.coordinator.auth.admin import OPERATOR, VERIFIER, AdminToken
+from epochal.coordinator.auth.admin import MIRROR, OPERATOR, VERIFIER, AdminToken
 from epochal.coordinator.auth.nonces import NONCE_LIFETIME_S, JoinNonces
 from epochal.coordinator.auth.request_rates import JOINS, PARTS, REPLAYS, REPORTS, UPLOADS, MessageRates
 from epochal.coordinator.auth.tokens import SESSION_LIFETIME_S, SessionTokens, session_number
@@ -29,7 +29,7 @@ from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.verification import replay_key
 from epochal.coordinator.machine.replays.judging import check_role
 from epochal.coordinator.machine.replays.reveals import with_challenges
-from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_revealed
+from epochal.coordinator.machine.views import ExpectedPart, expected_blob, is_of_model, is_revealed
 from epochal.coordinator.run.liveness import KEY_FREE_AFTER_S
 from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.coordinator.run.publication import Published, standing_of
@@ -121,12 +121,13 @@ class Handlers:
         return Reader(ReaderKind.MEMBER, self.authenticate(token))
 
     def knows(self, token: str | None) -> bool:
-        """Return whether a token is a present member's, a data server's or a verifier's; a stranger has none.
+        """Return whether a token is a present member's or one of another program's; a stranger has none.
 
         Nobody is heard.
         """
         now_s = self.service.now_s()
-        if token is None or any(self.tokens.program_of(kind, token, now_s) for kind in ("data-server", "verifier")):
+        programs: tuple[messages.ProgramKind, ...] = ("data-server", "verifier", "mirror")
+        if token is None or any(self.tokens.program_of(kind, token, now_s) for kind in programs):
             return True
         try:
             claims = self.tokens.check_session(token, now_s)
@@ -146,10 +147,15 @@ class Handlers:
         self.admin.check(token)
 
     def blob_reader(self, token: str | None) -> ClientId:
-        """Return who reads a blob: a member, which was heard, `OPERATOR` or `VERIFIER`. Raise as `authenticate`."""
+        """Return who reads a blob: a member, which was heard, or `OPERATOR`, `VERIFIER` or `MIRROR`.
+
+        Raise as `authenticate`.
+        """
         self._check_loaded()
-        if token and self.tokens.program_of("verifier", token, self.service.now_s()) is not None:
-            return VERIFIER
+        programs: tuple[tuple[messages.ProgramKind, ClientId], ...] = (("verifier", VERIFIER), ("mirror", MIRROR))
+        for kind, reader in programs:
+            if token and self.tokens.program_of(kind, token, self.service.now_s()) is not None:
+                return reader
         return OPERATOR if token and self.admin.matches(token) else self.authenticate(token)
 
     def checker(self, token: str | None) -> str:
@@ -339,7 +345,16 @@ class Handlers:
         return await self.service.readers.wait_results(step, attempt, after, self._bounded_wait_s(wait_s), reader)
 
     def check_revealed(self, client_id: ClientId, sha256: Sha256) -> None:
-        """Raise `Refused` (`not-now`) if the blob is another's result, and the reader has not committed its own yet."""
+        """Raise `Refused` if the reader may not have the blob (yet).
+
+        Raises:
+            Refused: `not-now`: it is another's result, and the reader has not committed its own yet; `not-found`: a
+                mirror asks for what is not of a checkpoint or an update.
+        """
+        if client_id == MIRROR:
+            if not is_of_model(self.service.run, sha256):
+                raise Refused(Refusal.NOT_FOUND, f"no checkpoint or update of the run has blob {sha256}")
+            return
         if client_id != OPERATOR and not is_revealed(self.service.run, client_id, sha256):
             raise Refused(
                 Refusal.NOT_NOW, f"blob {sha256} is a result of the round under way: commit first, or wait for its end"

@@ -87,12 +87,17 @@ async def append_blob(
     stored: StoredDownload | None = None,
 ) -> None:
     """Append the bytes of a blob that the file lacks, unverified. Takes and raises the same as `blob_pieces`."""
+    await append_pieces(blob_pieces(http, path, headers, file.size_bytes, stored), file)
+
+
+async def append_pieces(source: AsyncGenerator[bytes, None], file: "ReceivedBytes") -> None:
+    """Append pieces to a file as they arrive, many of them at a time; close their source."""
     waiting: list[bytes] = []
     waiting_bytes = 0
     loop = asyncio.get_running_loop()
     written_s = loop.time()
     try:
-        async with aclosing(blob_pieces(http, path, headers, file.size_bytes, stored)) as pieces:
+        async with aclosing(source) as pieces:
             async for piece in pieces:
                 waiting.append(piece)
                 waiting_bytes += len(piece)

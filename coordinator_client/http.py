@@ -11,6 +11,7 @@ import httpx
 from epochal.coordinator_client.api import DocumentMark, ResultsQuery
 from epochal.coordinator_client.blob_bodies import Pieces, append_held_blob, blob_pieces
 from epochal.coordinator_client.follow import parse_immutable
+from epochal.coordinator_client.mirror import Mirror
 from epochal.coordinator_client.resumed_uploads import ResumedUploads
 from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, StoredBlobs, StoredDownload
 from epochal.coordinator_client.wrong_address import WrongAddress, mistake_in
@@ -95,9 +96,12 @@ class CoordinatorClient:
     `resume`, `eject`, `absolve`, `put_genesis`, `release` and `record_evaluation` need the admin token.
     """
 
-    def __init__(self, http: httpx.AsyncClient, run_id: str, reach: Reach | None = None) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, run_id: str, reach: Reach | None = None, mirror: Mirror | None = None
+    ) -> None:
         self._http, base = http, str(http.base_url)
         self._base = base.rstrip("/")
+        self._mirror = mirror
         self.address = address_in(base)
         self._requests = LeftRequests(http)
         self._run_id = run_id
@@ -110,7 +114,12 @@ class CoordinatorClient:
 
     @classmethod
     async def connect(
-        cls, url: str, retry_policy: RetryPolicy, verify: Trust = True, reach: Reach | None = None
+        cls,
+        url: str,
+        retry_policy: RetryPolicy,
+        verify: Trust = True,
+        reach: Reach | None = None,
+        mirror: str | None = None,
     ) -> Self:
         """Return a client for the run that the coordinator at `url` serves.
 
@@ -119,15 +128,18 @@ class CoordinatorClient:
             retry_policy: how long to wait for a coordinator that does not answer yet.
             verify: whether to verify the TLS certificate, a file with the authorities to trust (PEM), or a TLS context.
             reach: where its grants and redirects may lead; None for public addresses, and others of its own kind.
+            mirror: base URL of a mirror that `get_blob` asks first, without a token; None for none.
 
         Raises:
-            InvalidInput: the URL is wrong, its certificate is not trusted, or the run is not served or not named; the
+            InvalidInput: a URL is wrong, its certificate is not trusted, or the run is not served or not named; the
                 user's fault.
             CoordinatorUnreachable: there was no answer within `retry_policy`.
         """
         base, _, place = url.partition("/v1/")
         shown = without_password(base)
         check_url(base, "coordinator")
+        if mirror is not None:
+            check_url(mirror, "mirror")
         reach = (reach or Reach()).of_coordinator(base)
         http = open_client(base, "coordinator", verify, reach, follow_redirects=True)
         client = cls(http, "")
@@ -137,7 +149,7 @@ class CoordinatorClient:
             while True:
                 try:
                     run_id = await client._served_run(shown, place.removeprefix("runs").strip("/"))
-                    return cls(http, run_id, reach)
+                    return cls(http, run_id, reach, None if mirror is None else Mirror(mirror, verify))
                 except (CoordinatorUnreachable, Refused, InvalidDocument) as error:
                     if mistake := await mistake_in(shown, error):
                         raise WrongAddress(mistake, url=shown) from error
@@ -179,6 +191,8 @@ class CoordinatorClient:
         """Close the connections."""
         await self._requests.aclose()
         await self._stored.aclose()
+        if self._mirror is not None:
+            await self._mirror.aclose()
         await self._http.aclose()
 
     async def run_document(self, after: DocumentMark | None, wait_s: float) -> RunDocument | None:
@@ -393,8 +407,10 @@ class CoordinatorClient:
     async def get_blob(self, sha256: Sha256, file: "ReceivedBytes") -> None:
         """Append the blob's bytes to the file. A body that breaks off is continued where it broke off.
 
-        They are not compared with the digest unless they come from an object store.
+        They are not compared with the digest unless they come from an object store, or from a mirror alone.
         """
+        if self._mirror is not None and await self._mirror.append(sha256, file):
+            return
         await append_held_blob(self._http, sha256, self._headers, file, self._stored)
 
     async def blob_pieces(self, sha256: Sha256, start: int = 0) -> AsyncGenerator[bytes, None]:

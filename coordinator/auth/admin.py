@@ -10,9 +10,11 @@ from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
 
 OPERATOR = ClientId("operator")
+"""Owner of the connections and downloads of requests with the admin token. It cannot be a client's id."""
 VERIFIER = ClientId("verifier")
 """Who reads a blob with a verifier's token."""
-"""Owner of the connections and downloads of requests with the admin token. It cannot be a client's id."""
+MIRROR = ClientId("mirror")
+"""Who reads a blob with a mirror's token."""
 
 
 class AdminToken:

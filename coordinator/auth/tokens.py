@@ -1,4 +1,5 @@
-"""The session tokens and data tickets of members, and the tokens of other programs: data servers, checkers, verifiers.
+"""The session tokens and data tickets of members, and the tokens of other programs: data servers, checkers, verifiers
+and mirrors.
 
 A bounded number of checked tokens is cached.
 """
@@ -25,6 +26,7 @@ PROGRAM_LIFETIMES_S: Mapping[ProgramKind, float] = {
     "data-server": 10 * _YEAR_S,  # it only takes a place in a pool of its own, and need not be renewed during a run
     "checker": _YEAR_S,  # it vouches for the form of results, and reads those that it is given to check
     "verifier": _YEAR_S,  # it judges members' work, and reads what that needs
+    "mirror": _YEAR_S,  # it reads updates and checkpoints
 }
 """Time for which the token of each program is valid, which serves for nothing else than is said here."""
 MAX_CACHED_TOKENS = 32_768

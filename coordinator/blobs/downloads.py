@@ -6,7 +6,7 @@ A member's downloads end with its membership.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from epochal.coordinator.auth.admin import OPERATOR, VERIFIER
+from epochal.coordinator.auth.admin import MIRROR, OPERATOR, VERIFIER
 from epochal.coordinator.blobs.transfers import Places, Transfer
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.run.service import CoordinatorService
@@ -35,7 +35,7 @@ class Downloads:
 
     @asynccontextmanager
     async def place(self, client_id: ClientId) -> AsyncIterator[Transfer]:
-        """Hold a place for a download of a member, of `OPERATOR` or of `VERIFIER`.
+        """Hold a place for a download of a member, of `OPERATOR`, `VERIFIER` or `MIRROR`.
 
         Raises:
             Refused: `overloaded`.
@@ -47,5 +47,5 @@ class Downloads:
         if run.members.by_id is before.members.by_id:
             return
         for transfer in self._places.running():
-            if transfer.client_id not in run.members and transfer.client_id not in (OPERATOR, VERIFIER):
+            if transfer.client_id not in run.members and transfer.client_id not in (OPERATOR, VERIFIER, MIRROR):
                 transfer.end(Refused(Refusal.UNAUTHORIZED, f"client {transfer.client_id} has left the run"))

@@ -193,6 +193,15 @@ def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     return sha256 not in run.round.results.digests
 
 
+def is_of_model(run: Run, sha256: Sha256) -> bool:
+    """Whether a blob is one of a kept checkpoint or update."""
+    return any(sha256 == blob for file in _files_of_model(run) for blob, _ in run.models.blobs_of(file))
+
+
+def _files_of_model(run: Run) -> tuple[CheckpointRef | UpdateRef, ...]:
+    return (*run.models.checkpoints, *run.models.updates.values())
+
+
 @dataclass(frozen=True, slots=True)
 class KeptBlob:
     """A blob that a run relies on: what it is, its digest and its size."""
@@ -242,8 +251,7 @@ def _part_name(number: int, count: int) -> str:
 
 def blobs_needed(run: Run) -> frozenset[Sha256]:
     """Return the blobs that must stay: of kept checkpoints, updates and outcomes, of the round, and of replays."""
-    files: list[CheckpointRef | UpdateRef] = [*run.models.checkpoints, *run.models.updates.values()]
-    needed = {sha256 for file in files for sha256, _ in run.models.blobs_of(file)}
+    needed = {sha256 for file in _files_of_model(run) for sha256, _ in run.models.blobs_of(file)}
     needed |= run.members.verification.blobs()
     for outcome in run.models.outcomes.values():
         needed.update(entry.result_sha256 for entry in outcome.entries)

@@ -82,7 +82,7 @@ COMMANDS_OF = {
     "key": ("operate.key:new", "operate.key:show", "operate.key:forget"),
     "access": ("operate.access:add", "operate.access:remove", "operate.access:list_"),
     "quarantine": ("operate.quarantine:list_", "operate.quarantine:release"),
-    "token": ("operate.token:data_server", "operate.token:checker", "operate.token:verifier"),
+    "token": ("operate.token:data_server", "operate.token:checker", "operate.token:verifier", "operate.token:mirror"),
     "receipt": ("show.receipt:get", "show.receipt:check"),
 }
 

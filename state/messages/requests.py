@@ -128,7 +128,7 @@ class Session(WireDocument):
     client_timeout_s: float
 
 
-ProgramKind = Literal["data-server", "checker", "verifier"]
+ProgramKind = Literal["data-server", "checker", "verifier", "mirror"]
 """A program beside clients that takes part in a run with a token of its own."""
 
 

@@ -50,3 +50,8 @@ def checker(source: TokenSource) -> None:
 def verifier(source: TokenSource) -> None:
     """Print a token for `epochal verifier --token`; a coordinator's address needs the admin token."""
     source.show("verifier")
+
+
+def mirror(source: TokenSource) -> None:
+    """Print a token for a mirror of the updates and checkpoints; a coordinator's address needs the admin token."""
+    source.show("mirror")

@@ -127,8 +127,16 @@ InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if 
 TlsCaOption = Annotated[
     Path | None,
     typer.Option(
-        help="Trust this certificate, or these authorities (PEM), for the coordinator, the training service and "
-        "data servers."
+        help="Trust this certificate, or these authorities (PEM), for the coordinator, its mirror, the training "
+        "service and data servers."
+    ),
+]
+MirrorOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Ask this mirror of the run for updates and checkpoints first. It gets no token, and its bytes are "
+        "verified; what it lacks comes from the coordinator.",
     ),
 ]
 ReconnectOption = Annotated[
@@ -157,6 +165,7 @@ def client(
     share: ShareOption = None,
     invitation: InvitationOption = None,
     tls_ca: TlsCaOption = None,
+    mirror: MirrorOption = None,
     reconnect_s: ReconnectOption = DEFAULT_BOUND_S,
     leave_bound_s: LeaveOption = LEAVE_BOUND_S,
     spool: SpoolOption = None,
@@ -193,7 +202,8 @@ def client(
     if nice:
         lower_priority()
     with limited_to(owner.bandwidth):
-        run_to_end(_run(_Joining(url, verify, profile, dependencies, leave_bound_s, own_trainer), owner.terms))
+        joining = _Joining(url, verify, mirror, profile, dependencies, leave_bound_s, own_trainer)
+        run_to_end(_run(joining, owner.terms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +212,7 @@ class _Joining:
 
     url: str
     verify: bool | str
+    mirror: str | None
     profile: ClientProfile
     dependencies: ClientDependencies
     leave_bound_s: float
@@ -298,8 +309,8 @@ async def _run(joining: _Joining, terms: Terms) -> None:
 async def _attend(joining: _Joining, leaving: "_Leaving", begun: Callable[[Leave], None]) -> ClientEnd:
     """Join the run and take part in it; hand over how the client is asked to leave."""
     dependencies = joining.dependencies
-    reach = dependencies.permissions.reach
-    async with await CoordinatorClient.connect(joining.url, dependencies.retry_policy, joining.verify, reach) as api:
+    place = joining.url, dependencies.retry_policy, joining.verify, dependencies.permissions.reach
+    async with await CoordinatorClient.connect(*place, joining.mirror) as api:
         capabilities = replace(joining.profile.capabilities, trainer=await joining.trainer.choose(api))
         profile = replace(joining.profile, capabilities=capabilities)
         logged = replace(dependencies, observer=partial(log_event, url=joining.url))

@@ -187,6 +187,36 @@ def deployed_balancer(
 
 
 @contextmanager
+def mirror(prefix: Path, coordinator_url: str, token: str) -> Iterator[Nginx]:
+    """nginx with the configuration of `deploy/mirror`. Skips where there is no nginx.
+
+    Its log has path, range, status and whether the cache had it.
+    """
+    program, port = need_program("nginx"), free_port()
+    prefix.mkdir(parents=True, exist_ok=True)
+    config, user = prefix / "nginx.conf", "user root;" if os.geteuid() == 0 else ""
+    config.write_text(
+        substituted(
+            (DEPLOY / "mirror/nginx.conf").read_text(encoding="utf-8"),
+            (r"\A", f"daemon off; {user}\n"),
+            ("/tmp/", f"{prefix}/"),
+            ("/dev/stderr", f"{prefix}/error.log"),
+            ("/var/cache/", f"{prefix}/cache-"),
+            ("worker_processes auto;", "worker_processes 1;"),
+            (
+                "access_log off;",
+                f"log_format mirror '$uri $status $upstream_cache_status'; access_log {prefix}/access.log mirror;",
+            ),
+            ("listen 8080;", f"listen 127.0.0.1:{port};"),
+            (r"https://coordinator\.example\.org", coordinator_url),
+            ("MIRROR_TOKEN", token),
+        )
+    )
+    with _running(program, config, port) as process:
+        yield Nginx(f"http://127.0.0.1:{port}", process, prefix / "access.log")
+
+
+@contextmanager
 def _started(prefix: Path, text: str, port: int, scheme: str, **values: str) -> Iterator[Nginx]:
     program = need_program("nginx")
     prefix.mkdir(parents=True, exist_ok=True)
