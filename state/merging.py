@@ -19,6 +19,7 @@ import numpy as np
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.compiled import compiled
+from epochal.state.codecs.record_codec import RecordCodec
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.errors import EpochalError, InternalError
 from epochal.state.model.replica import Replica
@@ -270,10 +271,14 @@ def probe_bits() -> bytes:
     values = np.where((bits >> 23) % 256 < 200, bits, bits & 0x807FFFFF).astype(np.uint32).view(np.float32)
     theta, velocity = values[:_PROBED_VALUES], values[_PROBED_VALUES:]
     replica, found = Replica(0, {"w": theta}, {"w": velocity}), b""
-    for codec in (codec_named("int4"), codec_named("int8")):
+    for codec in (codec_named("int4"), codec_named("int8"), codec_named("int2")):
+        assert isinstance(codec, RecordCodec)
         block = codec.encode(theta[::-1] * np.float32(0.75))
         after = merge(replica, {"w": EncodedTensor(codec, theta.shape, block)}, OuterStep(0.7, 0.9))
-        found += b"".join((block.tobytes(), after.parameters["w"].tobytes(), after.momentum["w"].tobytes()))
+        sums = velocity.copy()
+        codec.add(block, theta.size, 0, sums, np.float32(0.7), np.empty_like(sums))
+        arrays = (block, after.parameters["w"], after.momentum["w"], sums)
+        found += b"".join(array.tobytes() for array in arrays)
     return found
 
 

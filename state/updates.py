@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from epochal.state.codecs.codec import Block, EncodedTensor, parts_of
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named
+from epochal.state.codecs.record_codec import RecordCodec
 from epochal.state.codecs.sparse import SparseCodec
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.documents import Outcome, OutcomeEntry
@@ -201,6 +202,8 @@ class UpdateSum:
                     counts[start : start + part.size][indices] += batch_count
             elif counts is not None:
                 raise InternalError("a mean over senders of a contribution that sends every element")
+            elif isinstance(tensor, EncodedTensor) and isinstance(tensor.codec, RecordCodec):
+                tensor.codec.add(tensor.block, tensor.size, start, part, weight, scratch[: part.size])
             else:
                 room = scratch[: part.size]
                 np.multiply(_read(tensor, start, room), weight, out=room)

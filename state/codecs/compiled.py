@@ -1,4 +1,4 @@
-"""The innermost loops of codecs and of the outer step, compiled by numba where that is installed: with equal bits.
+"""The loops of codecs, of the sum of results and of the outer step, compiled by numba if installed: with equal bits.
 
 The rule kept here: each line is the float32 operation that NumPy would do, rounded once. numba compiles `fastmath` off:
 LLVM may then neither contract a multiplication and an addition nor change their order. Whoever loads the loops compares
@@ -27,13 +27,16 @@ class CompiledLoops:
     """The loops, of contiguous arrays.
 
     Attributes:
-        decode: writes `float32(code) · scale` to rows, (records, width): of records and the bits of a code.
-        encode: writes the records of rows: of rows, records, the bits of a code and the smallest scale.
+        decode: writes values to rows, (records, width), or adds them: of records, the bits of a code, the rows, whether
+            they are added, and the weight of what is added.
+        encode: writes the records of rows: of rows, records, the bits of a code (8 or 4) and the smallest scale.
+        encode_two_bits: the same for codes of 2 bits.
         outer_step: writes v′ and θ′, flat: of Δ, v, θ, η, μ, v′ and θ′; returns whether all are finite.
     """
 
-    decode: Callable[[Bytes, int, Float32Array], None]
+    decode: Callable[[Bytes, int, Float32Array, bool, np.float32], None]
     encode: Callable[[Float32Array, Bytes, int, np.float32], None]
+    encode_two_bits: Callable[[Float32Array, Bytes, np.float32], None]
     outer_step: Callable[..., bool]
 
 
@@ -76,18 +79,20 @@ def _compile() -> CompiledLoops:
     float32, uint8, int64 = types.float32, types.uint8, types.int64
     flat = float32[::1]
     return CompiledLoops(
-        kernel(_decode, read(uint8, 2), int64, float32[:, ::1]),
+        kernel(_decode, read(uint8, 2), int64, float32[:, ::1], types.boolean, float32),
         kernel(_encode, read(float32, 2), uint8[:, ::1], int64, float32),
+        kernel(_encode_two_bits, read(float32, 2), uint8[:, ::1], float32),
         kernel(_outer_step, *[read(float32, 1)] * 3, float32, float32, flat, flat),
     )
 
 
-def _decode(records: Bytes, bits: int, out: Float32Array) -> None:
+def _decode(records: Bytes, bits: int, out: Float32Array, is_sum: bool, weight: np.float32) -> None:
     scale_bits = np.empty(1, np.uint32)
     scale = scale_bits.view(np.float32)
     width = out.shape[1]
+    room = np.empty(width, np.float32)
     for row in range(records.shape[0]):
-        record, values = records[row], out[row]
+        record, values = records[row], room if is_sum else out[row]
         scale_bits[0] = (
             np.uint32(record[0])
             | np.uint32(record[1]) << np.uint32(8)
@@ -98,6 +103,15 @@ def _decode(records: Bytes, bits: int, out: Float32Array) -> None:
         if bits == 8:
             for column in range(width):
                 values[column] = np.float32(np.int8(record[4 + column])) * factor
+        elif bits == 2:
+            for quad in range(width // 4):
+                packed = np.int8(record[4 + quad])
+                for place in range(4):
+                    code = np.int8(packed << (6 - 2 * place)) >> 6  # keeps the sign
+                    values[4 * quad + place] = np.float32(2 * code + 1) * factor
+            for column in range(width - width % 4, width):
+                code = np.int8(np.int8(record[4 + width // 4]) << (6 - 2 * (column % 4))) >> 6
+                values[column] = np.float32(2 * code + 1) * factor
         else:
             for pair in range(width // 2):
                 packed = np.int8(record[4 + pair])
@@ -105,6 +119,10 @@ def _decode(records: Bytes, bits: int, out: Float32Array) -> None:
                 values[2 * pair + 1] = np.float32(packed >> 4) * factor
             if width % 2:
                 values[width - 1] = np.float32(np.int8(np.int8(record[4 + width // 2]) << 4) >> 4) * factor
+        if is_sum:
+            sums = out[row]
+            for column in range(width):
+                sums[column] = sums[column] + values[column] * weight
 
 
 def _encode(rows: Float32Array, records: Bytes, bits: int, least: np.float32) -> None:
@@ -136,6 +154,57 @@ def _encode(rows: Float32Array, records: Bytes, bits: int, least: np.float32) ->
             for pair in range((width + 1) // 2):
                 low, high = np.uint8(codes[2 * pair]), np.uint8(codes[2 * pair + 1])
                 record[4 + pair] = (low & np.uint8(15)) | np.uint8(high << np.uint8(4))
+
+
+def _encode_two_bits(rows: Float32Array, records: Bytes, least: np.float32) -> None:
+    two, three, infinite = np.float32(2), np.float32(3), np.float32(np.inf)
+    width = rows.shape[1]
+    magnitudes, room = np.empty(width, np.float32), np.empty(width, np.float32)
+    codes = np.zeros(width + 3, np.uint8)  # with what stands in for missing last ones
+    scale = np.empty(1, np.float32)
+    scale_bytes = scale.view(np.uint8)
+    for row in range(rows.shape[0]):
+        values, record = rows[row], records[row]
+        largest, smallest = np.float32(0), infinite
+        for column in range(width):
+            magnitudes[column] = abs(values[column])
+            largest, smallest = max(largest, magnitudes[column]), min(smallest, magnitudes[column])
+        total, mean, fitted = np.float32(0), np.float32(0), np.float32(0)
+        for fit in range(3):
+            outer_count = 0
+            for column in range(width):
+                is_added = fit == 0 or magnitudes[column] > two * fitted
+                outer_count += is_added
+                room[column] = magnitudes[column] if is_added else np.float32(0)
+            left = width
+            while left > 1:  # as `_row_sums` in `two_bits.py` adds
+                half = left // 2
+                for column in range(half):
+                    room[column] = room[column] + room[half + column]
+                if left % 2:
+                    room[half] = room[left - 1]
+                left = half + left % 2
+            if fit == 0:
+                total, mean = room[0], room[0] / np.float32(width)
+                fitted = np.float32(0.624) * mean
+            else:
+                fitted = (total + two * room[0]) / np.float32(width + 8 * outer_count)
+        if largest > two * fitted:
+            fitted = min(fitted, largest / three)
+        if smallest > two * fitted:
+            fitted = mean
+        fitted = max(min(fitted, largest), least)
+        scale[0] = fitted
+        for place in range(4):
+            record[place] = scale_bytes[place]
+        limit = two * fitted if three * fitted <= largest else infinite
+        for column in range(width):
+            sign = np.uint8(3) if values[column] < np.float32(0) else np.uint8(0)
+            codes[column] = sign ^ np.uint8(magnitudes[column] > limit)
+        for quad in range((width + 3) // 4):
+            first = 4 * quad
+            low, high = codes[first] | codes[first + 1] << 2, codes[first + 2] << 4 | codes[first + 3] << 6
+            record[4 + quad] = np.uint8(low | high)
 
 
 def _outer_step(

@@ -31,30 +31,29 @@ class IntegerCodec(RecordCodec):
     """Codes of `bits` bits (8 or 4) from −`largest` to `largest`; two of four bits in a byte, the low nibble first."""
 
     def __init__(self, name: str, bits: int) -> None:
-        super().__init__(name, BLOCK_VALUES)
-        self._bits = bits
+        super().__init__(name, BLOCK_VALUES, bits)
         self._largest = 2 ** (bits - 1) - 1
 
     def record_bytes(self, width: int) -> int:
-        return SCALE_BYTES + (width * self._bits + 7) // 8
+        return SCALE_BYTES + (width * self.bits + 7) // 8
 
     def encode_rows(self, rows: Float32Array, records: Bytes) -> None:
         loops = compiled()
         if loops is not None:
-            loops.encode(rows, records, self._bits, LEAST_SCALE)
+            loops.encode(rows, records, self.bits, LEAST_SCALE)
             return
         scales = self._scales_for(np.abs(rows).max(axis=1))
         codes = np.rint(rows / scales[:, None])  # half to even
         codes = np.clip(codes, -self._largest, self._largest).astype(np.int8)
         put_scales(records, scales)
-        records[:, SCALE_BYTES:] = codes.view(np.uint8) if self._bits == 8 else _packed(codes)
+        records[:, SCALE_BYTES:] = codes.view(np.uint8) if self.bits == 8 else _packed(codes)
 
     def check_rows(self, records: Bytes, width: int, max_abs: float) -> str | float:
         """Return `scale`, `padding`, `code`, `max_abs` or `scale_use`, or the sum of the values' squares."""
         scales = scales_of(records)
         if not are_scales(scales):
             return "scale"
-        if self._bits == 4 and width % 2 and (records[:, -1] >> 4).any():
+        if self.bits == 4 and width % 2 and (records[:, -1] >> 4).any():
             return "padding"
         codes = self._codes(records, width)
         if codes.min() < -self._largest:
@@ -69,10 +68,6 @@ class IntegerCodec(RecordCodec):
         return sum_of_squares(codes.astype(np.float32) * scales[:, None])
 
     def decode_rows(self, records: Bytes, out: Float32Array) -> None:
-        loops = compiled()
-        if loops is not None:
-            loops.decode(records, self._bits, out)
-            return
         codes = self._codes(records, out.shape[1])
         with np.errstate(all="ignore"):
             np.multiply(codes.astype(np.float32), scales_of(records)[:, None], out=out)
@@ -87,7 +82,7 @@ class IntegerCodec(RecordCodec):
 
     def _codes(self, records: Bytes, width: int) -> Codes:
         codes = records[:, SCALE_BYTES:]
-        return codes.view(np.int8) if self._bits == 8 else _unpacked(codes, width)
+        return codes.view(np.int8) if self.bits == 8 else _unpacked(codes, width)
 
 
 def put_scales(records: Bytes, scales: Float32Array) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.codecs.codec import PART_VALUES, Block
+from epochal.state.codecs.compiled import compiled
 from epochal.state.errors import InternalError
 from epochal.state.model.tensors import BYTES_TYPE, Float32Array, Readable, TensorLayout
 
@@ -23,11 +24,13 @@ class RecordCodec(ABC):
     Args:
         name: the codec's, in a result's metadata.
         group: number of values of a group.
+        bits: of a code, where each value has one after a scale of four bytes (8, 4 or 2); else 0.
     """
 
-    def __init__(self, name: str, group: int) -> None:
+    def __init__(self, name: str, group: int, bits: int = 0) -> None:
         self.name = name
         self.group = group
+        self.bits = bits
 
     @abstractmethod
     def record_bytes(self, width: int) -> int:
@@ -83,9 +86,36 @@ class RecordCodec(ABC):
         return squares
 
     def decode(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:
-        for records, part in self._parts(block, count, start, start + out.size):
-            self.decode_rows(records, out[part.start - start : part.stop - start].reshape(len(records), -1))
+        if not self._decoded_by_loops(block, count, start, out):
+            for records, part in self._parts(block, count, start, start + out.size):
+                self.decode_rows(records, out[part.start - start : part.stop - start].reshape(len(records), -1))
         return out
+
+    def add(
+        self, block: Block, count: int, start: int, sums: Float32Array, weight: np.float32, room: Float32Array
+    ) -> None:
+        """Add values · weight to sums, each product rounded; the other arguments are those of `decode`.
+
+        Args:
+            sums: flat, where the values are added.
+            room: as large, for the products.
+        """
+        if not self._decoded_by_loops(block, count, start, sums, weight):
+            np.multiply(self.decode(block, count, start, room), weight, out=room)
+            np.add(sums, room, out=sums)
+
+    def _decoded_by_loops(
+        self, block: Block, count: int, start: int, out: Float32Array, weight: np.float32 | None = None
+    ) -> bool:
+        """Decode into `out`, or add to it, with compiled loops. Return False if there are none for this codec."""
+        loops = compiled()
+        if loops is None or not self.bits:
+            return False
+        factor = np.float32(1) if weight is None else weight
+        for records, part in self._parts(block, count, start, start + out.size):
+            rows = out[part.start - start : part.stop - start].reshape(len(records), -1)
+            loops.decode(records, self.bits, rows, weight is not None, factor)
+        return True
 
     def steps(self, block: Block, count: int, start: int, out: Float32Array) -> Float32Array:
         """Return the step of each value; the arguments are those of `decode`."""

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from epochal.state.codecs.codec import LEAST_SCALE
+from epochal.state.codecs.compiled import compiled
 from epochal.state.codecs.integers import BLOCK_VALUES, SCALE_BYTES, are_scales, put_scales, scales_of
 from epochal.state.codecs.record_codec import Bytes, RecordCodec, packed_quads, unpacked_quads
 from epochal.state.model.tensors import Float32Array
@@ -30,25 +31,31 @@ class TwoBitCodec(RecordCodec):
     """Four levels, −3, −1, 1 and 3 times a block's scale."""
 
     def __init__(self) -> None:
-        super().__init__("int2", BLOCK_VALUES)
+        super().__init__("int2", BLOCK_VALUES, bits=2)
 
     def record_bytes(self, width: int) -> int:
         return SCALE_BYTES + (width + 3) // 4
 
     def encode_rows(self, rows: Float32Array, records: Bytes) -> None:
         """Fit each block's scale by least squares; no decoded magnitude is above the block's largest."""
-        magnitudes = np.abs(rows)
-        largest, mean = magnitudes.max(axis=1), magnitudes.mean(axis=1)
+        loops = compiled()
+        if loops is not None:
+            loops.encode_two_bits(rows, records, LEAST_SCALE)
+            return
+        width, magnitudes = rows.shape[1], np.abs(rows)
+        largest, total = magnitudes.max(axis=1), _row_sums(magnitudes)
+        mean = total / np.float32(width)
         scales = _FIRST_SCALE * mean
-        for _ in range(_FITS):
-            factors = 2 * (magnitudes > (2 * scales)[:, None]).astype(np.float32) + 1
-            scales = np.einsum("ij,ij->i", magnitudes, factors) / np.einsum("ij,ij->i", factors, factors)
+        for _ in range(_FITS):  # Σ f·|x| ÷ Σ f², with f = 3 for the outer ones and 1 for the others
+            is_outer = magnitudes > (2 * scales)[:, None]
+            squares = (width + 8 * np.count_nonzero(is_outer, axis=1)).astype(np.float32)
+            scales = (total + 2 * _row_sums(magnitudes * is_outer)) / squares
         scales = np.where(largest > 2 * scales, np.fmin(scales, largest / _OUTER), scales)
         scales = np.where(magnitudes.min(axis=1) > 2 * scales, mean, scales)  # else no code would be an inner one
         scales = np.maximum(np.fmin(scales, largest), LEAST_SCALE)
         limits = np.where(_OUTER * scales <= largest, 2 * scales, np.float32(np.inf))
         is_outer = magnitudes > limits[:, None]
-        codes: Bytes = np.bitwise_xor(np.where(rows < 0, np.uint8(3), np.uint8(0)), is_outer, dtype=np.uint8)
+        codes: Bytes = np.bitwise_xor((rows < 0) * np.uint8(3), is_outer, dtype=np.uint8)
         put_scales(records, scales)
         records[:, SCALE_BYTES:] = packed_quads(codes)
 
@@ -77,6 +84,15 @@ class TwoBitCodec(RecordCodec):
     def steps_of(self, records: Bytes) -> Float32Array:
         with np.errstate(over="ignore"):
             return 2 * scales_of(records)
+
+
+def _row_sums(values: Float32Array) -> Float32Array:
+    """Return the sum of each row, added in an order that is the same everywhere: each half to the other."""
+    while (width := values.shape[1]) > 1:
+        half = width // 2
+        added = values[:, :half] + values[:, half : 2 * half]
+        values = np.concatenate((added, values[:, -1:]), axis=1) if width % 2 else added
+    return values[:, 0]
 
 
 _FACTORS = np.array([1, 3, -3, -1], np.int8)

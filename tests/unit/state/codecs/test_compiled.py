@@ -14,11 +14,12 @@ from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.merging import Diverged, OuterStep, merge, probe_bits, verify_arithmetic
 from epochal.state.model.replica import Replica, replica_digest
-from epochal.state.model.tensors import Float32Array
+from epochal.state.model.tensors import Float32Array, TensorLayout
+from epochal.state.updates import UpdateSum, Weight
 
 pytest.importorskip("numba", reason="compiled loops are an extra")
 
-NAMES = ("int4", "int8")
+NAMES = ("int2", "int4", "int8")
 SIZES = st.integers(1, 600)
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -78,6 +79,24 @@ def test_values_of_any_bytes_are_those_of_numpy(name: str, seed: int, size: int)
     assert same(tensor.values(), wanted)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@given(SEEDS, SIZES)
+def test_sum_of_results_is_that_of_numpy(name: str, seed: int, size: int) -> None:
+    codec, start = codec_named(name), any_bits(seed, size, finite=True)
+    tensors = [EncodedTensor(codec, (size,), codec.encode(any_bits(seed + n, size, finite=True))) for n in (1, 2)]
+
+    def summed() -> Float32Array:
+        sums = start.copy()
+        total = UpdateSum(TensorLayout((("w", (size,)),)), "all", sums, None)
+        for batch_count, tensor in enumerate(tensors, 3):
+            total.add(Weight(batch_count, 0.3), {"w": tensor})
+        return sums
+
+    with _WithNumpy():
+        wanted = summed()
+    assert same(summed(), wanted)
+
+
 def merged(replica: Replica, mean: Float32Array) -> bytes | str:
     try:
         after = merge(replica, {"w": mean}, OuterStep(0.7, 0.9))
@@ -109,7 +128,7 @@ def test_replica_without_outer_momentum_is_that_of_numpy() -> None:
 def test_loops_have_no_fused_operation() -> None:
     loops = compiled.compiled()
     assert loops is not None
-    for loop in (loops.decode, loops.encode, loops.outer_step):
+    for loop in (loops.decode, loops.encode, loops.encode_two_bits, loops.outer_step):
         if loop.stats.cache_hits:  # type: ignore[union-attr]
             loop.recompile()  # type: ignore[union-attr]  # of what comes from the cache no code is shown
         for code in loop.inspect_asm().values():  # type: ignore[union-attr]
