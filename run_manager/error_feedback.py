@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from epochal.runtime.files.spool import Spool
-from epochal.state.codecs.codec import Block
+from epochal.state.codecs.codec import Block, PartMap
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.codecs.feedback import parts_with_feedback
 from epochal.state.documents import OwnOutcome
@@ -69,6 +69,7 @@ class ErrorFeedback:
         difference: Mapping[str, Float32Array],
         decay: float,
         max_abs: float = math.inf,
+        over: PartMap = map,
     ) -> TensorStream:
         """Return the file of a result with what was left out before. Read it in a worker, then call `published`.
 
@@ -80,6 +81,7 @@ class ErrorFeedback:
             difference: `start − end` of every parameter, float32.
             decay: the factor of what was left out before.
             max_abs: `merge.max_abs`, within which the encoded difference stays; what is cut off is left out.
+            over: encodes the parts.
         """
         last = self._pending[-1] if self._pending else None
         if header.start and last is not None and last.result_sha256 == header.start:
@@ -99,7 +101,7 @@ class ErrorFeedback:
         def blocks() -> Iterator[Block]:
             for name in sorted(difference):
                 start, target = 0, None if left is None else left[name].reshape(-1)
-                parts = parts_with_feedback(codec, difference[name], before.get(name), decay, max_abs)
+                parts = parts_with_feedback(codec, difference[name], before.get(name), decay, max_abs, over)
                 for number, (block, rest) in enumerate(parts, 1):
                     if target is not None:
                         target[start : start + rest.size] = rest

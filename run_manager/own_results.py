@@ -12,14 +12,19 @@ from epochal.run_manager.kept_states import KeptStates
 from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
+from epochal.runtime.side_by_side import side_by_side
 from epochal.runtime.worker_thread import Worker
+from epochal.state.codecs.codec import PartMap
 from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.documents import OwnOutcome
 from epochal.state.model.replica import Replica
-from epochal.state.model.tensors import Tensors
+from epochal.state.model.tensors import Tensors, layout_of
 from epochal.state.results import ResultHeader, result_of
 from epochal.state.wire import Sha256
 from epochal.trainers.protocol import Trainer
+
+ENCODED_BESIDE_BYTES = 32 * 1024 * 1024
+"""Size of a difference from which it is encoded in several threads; a smaller one is encoded before they begin."""
 
 
 class OwnResults:
@@ -57,11 +62,12 @@ class OwnResults:
 
     async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, merge: MergeConfig) -> SpoolFile:
         """Return the file of a result. `difference` is `start − end` of every parameter; `merge` is the round's."""
+        over: PartMap = side_by_side if layout_of(difference).size_bytes >= ENCODED_BESIDE_BYTES else map
         if self._feedback is not None and merge.error_feedback:
             decay = merge.error_feedback_decay
-            encoding = partial(self._feedback.encode, header, lineage, difference, decay, merge.max_abs)
+            encoding = partial(self._feedback.encode, header, lineage, difference, decay, merge.max_abs, over)
         else:
-            encoding = partial(result_of, header, difference, merge.max_abs)
+            encoding = partial(result_of, header, difference, merge.max_abs, over)
         stream = await self._worker.run(encoding)
         return await self._worker.run(partial(self._spool.keep, stream.views(), stream.size_bytes))
 

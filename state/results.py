@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from epochal.state.codecs.clipping import encoded_parts
-from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
+from epochal.state.codecs.codec import Block, Codec, EncodedTensor, PartMap, parts_of
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named, find_codec
 from epochal.state.errors import InvalidResult
 from epochal.state.model.computed_class import UNKNOWN_CLASS, is_computed_class
@@ -86,19 +86,22 @@ def encode_result(header: ResultHeader, difference: Mapping[str, Float32Array]) 
     return result_of(header, difference).to_bytes()
 
 
-def result_of(header: ResultHeader, difference: Mapping[str, Float32Array], max_abs: float = math.inf) -> TensorStream:
+def result_of(
+    header: ResultHeader, difference: Mapping[str, Float32Array], max_abs: float = math.inf, over: PartMap = map
+) -> TensorStream:
     """Return a result's file, the same for the same content. It is encoded part by part, whenever it is read.
 
     Args:
         header: the client and the round, and the codec with which the difference is encoded.
         difference: `start − end` of every parameter, float32; another type is an `InternalError`.
         max_abs: `merge.max_abs`, within which what the codec rounds stays (`state/codecs/clipping.py`).
+        over: encodes the parts.
     """
     codec, frozen = codec_named(header.codec), frozen_tensors(difference)
     return result_of_blocks(
         header,
         layout_of(frozen),
-        lambda: (block for values in frozen.values() for block in encoded_parts(codec, values, max_abs)),
+        lambda: (block for values in frozen.values() for block in encoded_parts(codec, values, max_abs, over)),
     )
 
 

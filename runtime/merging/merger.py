@@ -8,7 +8,6 @@ and the replica would differ without an error.
 
 import logging
 import mmap
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from epochal.runtime.files.spool import DROPS_PAGES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.room_for_sums import room_for_sums
+from epochal.runtime.side_by_side import core_count
 from epochal.runtime.worker_thread import Worker
 from epochal.state.codecs.codec import Block
 from epochal.state.codecs.compiled import compiled, load
@@ -111,7 +111,7 @@ class Merger:
     @classmethod
     def with_threads(cls, merge: MergeConfig | MergeAt, spool: Spool, new_worker: Callable[[str], Worker]) -> Self:
         """Return a merger with workers of its own, so many that large replicas are written by all cores, or by some."""
-        beside = [new_worker(f"epochal-merge-{number}") for number in range(2, min(MERGING_THREADS, _cores()) + 1)]
+        beside = [new_worker(f"epochal-merge-{number}") for number in range(2, min(MERGING_THREADS, core_count()) + 1)]
         return cls(merge, spool, new_worker("epochal-merge"), new_worker("epochal-digest"), beside)
 
     async def verify(self) -> None:
@@ -344,8 +344,3 @@ def _output(file: SpoolFile, form: CheckpointForm) -> MergeOutput:
     room = file.prepared(blank.size_bytes)
     room[: len(blank.header)] = blank.header
     return MergeOutput(*arrays_in(room[len(blank.header) :], form))
-
-
-def _cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from epochal.state.codecs.codec import Block, Codec, parts_of
+from epochal.state.codecs.codec import Block, Codec, PartMap, parts_of
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.model.tensors import Float32Array
 from epochal.state.model.value_checks import check_values
@@ -20,17 +20,17 @@ from epochal.state.model.value_checks import check_values
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
-def encoded_parts(codec: Codec, values: Float32Array, max_abs: float) -> Iterator[Block]:
-    """Yield a tensor, clipped and encoded part by part, which takes constant memory; together they are one block.
+def encoded_parts(codec: Codec, values: Float32Array, max_abs: float, over: PartMap = map) -> Iterator[Block]:
+    """Return the parts of a tensor, clipped and encoded, which take constant memory; together they are one block.
 
     Args:
         codec: the run's.
         values: float32 of any shape.
         max_abs: `merge.max_abs`; `math.inf` for none.
+        over: encodes the parts.
     """
     flat = values.reshape(-1)
-    for part in parts_of(codec, flat.size):
-        yield codec.encode(clipped(codec, flat[part], flat[part], max_abs))
+    return over(lambda part: codec.encode(clipped(codec, flat[part], flat[part], max_abs)), parts_of(codec, flat.size))
 
 
 def clipped(codec: Codec, wanted: Float32Array, difference: Float32Array, max_abs: float) -> Float32Array:

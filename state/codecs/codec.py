@@ -9,9 +9,9 @@
   own: any part that begins at a group is decoded without the rest.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from epochal.state.model.tensors import Float32Array, Readable, TensorLayout
 
 Block: TypeAlias = npt.NDArray[Any]
 """An encoded tensor as it lies in a file: `uint8` of one dimension, or the float32 tensor itself."""
+
+R = TypeVar("R", covariant=True)
 
 LEAST_SCALE = np.float32(2.0**-126)
 """The smallest normal float32: the smallest scale or level, so that no product of it is a denormal."""
@@ -75,6 +77,12 @@ class Codec(Protocol):
                 or at the tensor's end.
         """
         ...
+
+
+class PartMap(Protocol):
+    """Applies a function to the parts of a tensor, as `map` does, or side by side in several threads."""
+
+    def __call__(self, call: Callable[[slice], R], items: Iterable[slice], /) -> Iterator[R]: ...
 
 
 def parts_of(codec: Codec, count: int) -> Iterator[slice]:

@@ -12,14 +12,19 @@ from collections.abc import Iterator
 import numpy as np
 
 from epochal.state.codecs.clipping import clipped
-from epochal.state.codecs.codec import Block, Codec, EncodedTensor, parts_of
+from epochal.state.codecs.codec import Block, Codec, EncodedTensor, PartMap, parts_of
 from epochal.state.model.tensors import Float32Array
 
 
 def parts_with_feedback(
-    codec: Codec, difference: Float32Array, residual: Float32Array | None, decay: float, max_abs: float = math.inf
+    codec: Codec,
+    difference: Float32Array,
+    residual: Float32Array | None,
+    decay: float,
+    max_abs: float = math.inf,
+    over: PartMap = map,
 ) -> Iterator[tuple[Block, Float32Array]]:
-    """Yield one tensor's difference, encoded with what was left out before, in flat parts that take constant memory.
+    """Return one tensor's difference, encoded with what was left out before, in flat parts that take constant memory.
 
     Args:
         codec: the run's.
@@ -27,13 +32,15 @@ def parts_with_feedback(
         residual: the tensor's residual, of the same shape; None before the first one.
         decay: β.
         max_abs: `merge.max_abs`, within which the encoded tensor stays (`state/codecs/clipping.py`).
+        over: encodes the parts.
 
     Returns:
         Each part, encoded, and its residual, of which both are flat.
     """
     flat = np.ascontiguousarray(difference, np.float32).reshape(-1)
     before = None if residual is None else residual.reshape(-1)
-    for part in parts_of(codec, flat.size):
+
+    def encoded(part: slice) -> tuple[Block, Float32Array]:
         wanted = flat[part].copy()
         if before is not None:
             with np.errstate(all="ignore"):
@@ -41,4 +48,6 @@ def parts_with_feedback(
         block = codec.encode(clipped(codec, wanted, flat[part], max_abs))
         left = np.empty(wanted.size, np.float32)
         np.subtract(wanted, EncodedTensor(codec, wanted.shape, block).read(0, left), out=left)
-        yield block, left
+        return block, left
+
+    return over(encoded, parts_of(codec, flat.size))

@@ -6,7 +6,6 @@ everything is done, everything lies in the folder's `.preparing`, and no reader 
 
 import contextlib
 import hashlib
-import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 from epochal.data_providers.locations import parse_location
 from epochal.data_providers.protocol import SourceUnavailable
 from epochal.data_providers.sources.hub_dataset import HUB_SCHEME
+from epochal.runtime.side_by_side import core_count
 from epochal.state.config.file_urls import named_path
 from epochal.state.errors import EpochalError, InvalidInput
 from epochal.tools.prepare.chats import MARKED_TOKEN_BYTES, ChatEncoder, ChatOptions, template_of
@@ -196,7 +196,7 @@ class _Job:
     def encode(self) -> None:
         """Encode every document that was not encoded yet. What was taken before an interruption is kept."""
         committed_s = time.monotonic()
-        workers = self._options.workers or _core_count()
+        workers = self._options.workers or core_count()
         self._show(self._progress())
         read = portions(self._sources, self._options, self._position)
         is_whole = True  # false while a portion is taken, which is never committed in part
@@ -292,11 +292,6 @@ class _Job:
     def _progress(self) -> PrepareProgress:
         counts, total = self._counts, self._sources.size_bytes
         return PrepareProgress(self._position.read_bytes, total, counts.documents, counts.tokens)
-
-
-def _core_count() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
 
 
 def _first_change(begun: list[list[Any]], now: list[list[Any]]) -> str:

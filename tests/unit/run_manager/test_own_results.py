@@ -1,13 +1,21 @@
-"""`run_manager/own_results.py`: the fate of a trainer's inner state."""
+"""`run_manager/own_results.py`: how results are encoded, and the fate of a trainer's inner state."""
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
+from epochal.run_manager import own_results
+from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.own_results import OwnResults
 from epochal.runtime.files.spool import Spool
+from epochal.runtime.side_by_side import side_by_side
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import NgramConfig
+from epochal.state.config.state_file import MergeConfig
 from epochal.state.documents import OwnOutcome
-from epochal.state.wire import Sha256
+from epochal.state.results import ResultHeader
+from epochal.state.wire import ClientId, Sha256
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.null import NullTrainer
 from tests.support.data.spooled import SPOOL_PARENT
@@ -64,3 +72,27 @@ def test_client_that_starts_over_forgets_its_own_results() -> None:
     results.start_over()
     results.settle(_outcome("a"))  # of the other branch, in which its result has the same bytes
     assert trainer.fate == ["roll back", "forget", "roll back"]
+
+
+@pytest.mark.parametrize("has_feedback", [True, False])
+async def test_large_result_has_the_same_bytes_when_threads_encode_it(
+    has_feedback: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    difference = {"w": np.random.default_rng(1).standard_normal(300_000).astype(np.float32)}
+    digest, merge = Sha256("ef" * 32), MergeConfig(codec="int2", error_feedback=True)
+    header = ResultHeader("run", 1, 0, ClientId("ab" * 16), digest, digest, "int2")
+    begun: list[int] = []
+
+    def counted(*arguments: object) -> object:
+        begun.append(1)
+        return side_by_side(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(own_results, "side_by_side", counted)
+    found = set()
+    for from_bytes in (0, difference["w"].nbytes + 1):
+        monkeypatch.setattr(own_results, "ENCODED_BESIDE_BYTES", from_bytes)
+        spool = Spool(SPOOL_PARENT)
+        feedback = ErrorFeedback(spool) if has_feedback else None
+        results = OwnResults(_CountingTrainer(), spool, InlineWorker(), feedback)
+        found.add((await results.encoded(header, "11" * 16, difference, merge)).sha256())
+    assert (len(found), begun) == (1, [1])
