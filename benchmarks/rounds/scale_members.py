@@ -218,6 +218,9 @@ class RawMember:
         self._delivered: tuple[int, int] | None = None
         self._attested_step: int | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._witness_line = Line(crowd.addresses, number, crowd.refused)
+        """Connected once it is elected, and kept, as a client's pool keeps its connections."""
+        self._attesting = asyncio.Lock()
 
     def start(self) -> None:
         """Begin to poll."""
@@ -227,6 +230,7 @@ class RawMember:
         """End everything."""
         self._is_closed = True
         self._exchange.close()
+        self._witness_line.close()
         for task in list(self._tasks):
             task.cancel()
 
@@ -349,30 +353,30 @@ class RawMember:
         self._ask("POST", f"{self._crowd.run}/deliveries", encoded_delivery(bound, result), delivered)
 
     async def _witness(self, found: RoundOfAll) -> None:
+        async with self._attesting:
+            await self._attest(found)
+
+    async def _attest(self, found: RoundOfAll) -> None:
         step, attempt = self._round_key(found.document)
         received = bytearray(len(found.roster.clients) // 8 + 1)
-        after, is_complete = 0, False
-        line = Line(self._crowd.addresses, self._number, self._crowd.refused)
-        try:
-            while not is_complete:
-                path = f"{self._crowd.run}/rounds/{step}/results?attempt={attempt}&after={after}&wait_s={POLL_S}"
-                status, body = await line.answer(request_bytes("GET", path, b"", self.token))
-                if status != 200:
-                    self._note_late(status, body)
-                    return
-                page = json.loads(body)
-                for result in page["results"]:
-                    position = found.positions[result["client_id"]]
-                    received[position // 8] |= 1 << position % 8
-                after, is_complete = page["next"], page["complete"]
-            bits = int.from_bytes(received, "little")
-            report = Attestation(step, attempt, found.replica_digest, f"{bits:x}")
-            path = f"{self._crowd.run}/attestations"
-            status, body = await line.answer(request_bytes("POST", path, canonical_json(report), self.token))
+        after, is_complete, line = 0, False, self._witness_line
+        while not is_complete:
+            path = f"{self._crowd.run}/rounds/{step}/results?attempt={attempt}&after={after}&wait_s={POLL_S}"
+            status, body = await line.answer(request_bytes("GET", path, b"", self.token))
             if status != 200:
                 self._note_late(status, body)
-        finally:
-            line.close()
+                return
+            page = json.loads(body)
+            for result in page["results"]:
+                position = found.positions[result["client_id"]]
+                received[position // 8] |= 1 << position % 8
+            after, is_complete = page["next"], page["complete"]
+        bits = int.from_bytes(received, "little")
+        report = Attestation(step, attempt, found.replica_digest, f"{bits:x}")
+        path = f"{self._crowd.run}/attestations"
+        status, body = await line.answer(request_bytes("POST", path, canonical_json(report), self.token))
+        if status != 200:
+            self._note_late(status, body)
 
     def _note_late(self, status: int, body: bytes) -> None:
         """Count a witness's refusal, unless a quorum of the others has ended the round already."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from epochal.coordinator.api.request_parts import RUN, STALE_HEADER, WAIT_S, reader_of
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
+from epochal.runtime.connections.shedding import gone_of
 from epochal.runtime.http.bodies import has_gone
 from epochal.runtime.http.openapi import TEXT, WHOLE, DescribedRoute, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query
@@ -44,7 +45,7 @@ def document_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         if reader.client_id is not None:
             await service.older_copy.asked(reader.client_id, after, lineage)
         async with polls.place(reader, wait_s):
-            with service.waiting(reader.client_id, partial(has_gone, request.receive)):
+            with service.waiting(reader.client_id, gone_of(request.scope, partial(has_gone, request.receive))):
                 published = await handlers.wait_published(after, lineage, wait_s, is_stranger=reader.is_stranger)
         if published is None:
             handlers.check_store(reader.client_id)

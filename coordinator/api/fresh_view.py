@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from epochal.coordinator.api.request_parts import STALE_HEADER
 from epochal.coordinator.handlers import Handlers
+from epochal.runtime.connections.whole_answers import AT_ONCE_IN_SCOPE
 from epochal.runtime.http.bodies import bearer_token
 from epochal.runtime.http.parameters import Query
 from epochal.runtime.http.problem_json import problem_response
@@ -41,6 +42,7 @@ class FreshView:
         except StoreFailed as failure:
             refusal = Refused(Refusal.STORE_FAILED, f"the coordinator cannot ask its store now: {failure.message}")
             if scope["method"] in READING_METHODS:
+                scope.pop(AT_ONCE_IN_SCOPE, None)
                 await self._app(scope, receive, _StaleAnswer(refusal, scope, send))
             else:
                 await problem_response(refusal)(scope, receive, send)

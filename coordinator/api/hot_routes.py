@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from epochal.runtime.connections.whole_answers import send_whole
 from epochal.runtime.http.problem_json import problem_response
 
 Endpoint = Callable[..., Awaitable[Response]]
@@ -70,6 +71,6 @@ def _answering(endpoint: Endpoint) -> ASGIApp:
             response = await endpoint(**arguments)
         except Exception as error:
             response = problem_response(error)  # which logs what is no refusal
-        await response(scope, receive, send)
+        await send_whole(response, scope, receive, send)
 
     return answer

@@ -15,6 +15,7 @@ from epochal.coordinator.api.encoded_documents import EncodedDocuments
 from epochal.coordinator.api.request_parts import MEMBER, RUN, WAIT_S, caller, reader_of, sha256_of
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
+from epochal.runtime.connections.shedding import gone_of
 from epochal.runtime.http.bodies import (
     IMMUTABLE,
     document_response,
@@ -53,7 +54,7 @@ def reading_routes(handlers: Handlers, polls: LongPolls) -> APIRouter:
         query, number = Query(request.scope["query_string"]), parse_whole("step", step)
         attempt, after, wait_s = query.whole("attempt", 0), query.whole("after", 0), query.seconds("wait_s")
         async with polls.place(reader, wait_s):
-            with handlers.service.waiting(reader.client_id, partial(has_gone, request.receive)):
+            with handlers.service.waiting(reader.client_id, gone_of(request.scope, partial(has_gone, request.receive))):
                 page = await handlers.results(number, attempt, after, wait_s, reader)
         if not page.results:
             handlers.check_store(reader.client_id)

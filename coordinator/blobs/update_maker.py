@@ -48,7 +48,7 @@ from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
 from epochal.state.model.replica import Replica, examined_replica
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
-from epochal.state.results import decode_result
+from epochal.state.results import decode_result, result_size_bound
 from epochal.state.slices import blocks_in
 from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
 from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
@@ -60,7 +60,7 @@ RETRY_S = 5.0
 """Time after which a step that could not be taken, for want of room or of a blob, is tried again, and maximum time for
 which nothing is looked at."""
 TOGETHER_BYTES = 1024 * 1024
-"""Size from which on no more results are added in one turn of the worker: of small ones it takes many."""
+"""Size of the results that are added in one turn of the worker, which is one result or many small ones."""
 
 
 @dataclass(slots=True)
@@ -175,6 +175,10 @@ class UpdateMaker:
         most = total.most
         if most is None:
             return False
+        layout, codec = await self._layout(), self._service.merge_at(number.step).codec_name
+        held_bytes = (len(current.results.verified) - len(total.added)) * result_size_bound(layout, codec)
+        if isinstance(total.total, UpdateSum) and held_bytes < TOGETHER_BYTES:
+            return False  # few small ones are added once the round is over
 
         def verified() -> Iterator[tuple[AddedResult, int]]:
             for client_id, norm in next_to_add(run, current, len(total.added)):

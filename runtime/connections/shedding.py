@@ -299,6 +299,15 @@ def vouch_for(scope: MutableMapping[str, Any], owner: str) -> Connection | None:
     return connection
 
 
+def gone_of(scope: MutableMapping[str, Any], otherwise: Callable[[], bool]) -> Callable[[], bool]:
+    """Return what tells whether the connection of a request has ended, `otherwise` where it is not known."""
+    place = scope.get(CONNECTION_IN_SCOPE)
+    if place is None:
+        return otherwise
+    connection: Connection = place[1]
+    return lambda: not connection.is_held
+
+
 async def end_connection(scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]]) -> None:
     """End the connection of a request whose answer cannot be completed, and return when it has ended.
 

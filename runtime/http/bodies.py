@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Message, Receive
 
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
@@ -34,24 +34,28 @@ def bearer_token(headers: Headers) -> str | None:
     return value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else None
 
 
-async def body_pieces(request: Request) -> AsyncIterator[bytes]:
-    """Yield the request's body as it arrives.
+async def body_pieces(request: Request, first: Message | None = None) -> AsyncIterator[bytes]:
+    """Yield the request's body as it arrives; `first` is its first message if that was received already.
 
     Raises:
         Refused: `body-incomplete` if the connection ends, `body-timeout` after `BODY_PIECE_TIMEOUT_S` without a piece.
     """
     more = True
     while more:
-        try:
-            async with asyncio.timeout(BODY_PIECE_TIMEOUT_S):
-                message = await request.receive()  # `request.stream` yields once more after the last piece
-        except TimeoutError:
-            raise Refused(Refusal.BODY_TIMEOUT, f"no part of the body arrived for {BODY_PIECE_TIMEOUT_S:g} s") from None
+        message, first = first or await _next_message(request), None
         if message["type"] == "http.disconnect":
             raise Refused(Refusal.BODY_INCOMPLETE, "the connection ended in the middle of the body")
         more = message.get("more_body", False)
         if message.get("body"):
             yield message["body"]
+
+
+async def _next_message(request: Request) -> Message:
+    try:
+        async with asyncio.timeout(BODY_PIECE_TIMEOUT_S):
+            return await request.receive()  # `request.stream` yields once more after the last piece
+    except TimeoutError:
+        raise Refused(Refusal.BODY_TIMEOUT, f"no part of the body arrived for {BODY_PIECE_TIMEOUT_S:g} s") from None
 
 
 async def steady_body_pieces(
@@ -93,16 +97,24 @@ async def steady_body_pieces(
 def has_gone(receive: Receive) -> bool:
     """Return at once whether the sender of a request without a body has closed the connection."""
     for _ in range(2):  # the first message may be the end of the empty body
-        waiting = receive().__await__()
-        try:
-            next(waiting)
-        except StopIteration as arrived:
-            if arrived.value["type"] == "http.disconnect":
-                return True
-        else:
-            waiting.close()
+        message = _at_hand(receive)
+        if message is None:
             return False
+        if message["type"] == "http.disconnect":
+            return True
     return False
+
+
+def _at_hand(receive: Receive) -> Message | None:
+    """Return the next message of a request if it has arrived, without waiting for it."""
+    waiting = receive().__await__()
+    try:
+        next(waiting)
+    except StopIteration as arrived:
+        message: Message = arrived.value
+        return message
+    waiting.close()
+    return None
 
 
 def content_length(request: Request) -> int | None:
@@ -144,14 +156,19 @@ async def read_message(request: Request, kind: type[T]) -> T:
 
 
 async def read_short_body(request: Request, max_bytes: int) -> bytes:
-    """Return the request's body.
+    """Return the request's body; mostly all of it has arrived.
 
     Raises:
         Refused: `body-timeout` after `MESSAGE_TIMEOUT_S`, and those of `read_body`.
     """
+    first = _at_hand(request.receive)
+    if first is not None and first["type"] == "http.request" and not first.get("more_body", False):
+        body: bytes = first.get("body", b"")
+        if len(body) <= max_bytes:
+            return body
     try:
         async with asyncio.timeout(MESSAGE_TIMEOUT_S):
-            return await read_body(request, max_bytes)
+            return await read_body(request, max_bytes, body_pieces(request, first))
     except TimeoutError:
         raise Refused(Refusal.BODY_TIMEOUT, f"the body was not complete after {MESSAGE_TIMEOUT_S:g} s") from None
 

@@ -25,6 +25,7 @@ from epochal.runtime.connections.shedding import (
     ServerConnections,
     Shed,
 )
+from epochal.runtime.connections.whole_answers import offer
 from epochal.runtime.http.certificate_names import dialled_host
 from epochal.state.errors import InvalidInput
 
@@ -211,6 +212,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self._connections.has_head(self.connection)
+            offer(self.cycle)
         if len(self.pipeline) > MAX_PIPELINED_REQUESTS:
             self._connections.shed(self.connection, Shed.PIPELINED)
             raise ConnectionAbortedError("too many requests without reading an answer")  # ends the parsing

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from epochal.runtime.connections.shedding import CONNECTION_IN_SCOPE, Peer, ServerConnections, Shed
+from epochal.runtime.connections.whole_answers import AT_ONCE_IN_SCOPE, AtOnce
 from epochal.state.refusals import Refusal
 
 LATENCY_BUCKETS_S = (0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 30.0)
@@ -151,11 +152,14 @@ class Answer:
         failed: whether the application raised an exception.
     """
 
-    __slots__ = ("_receive", "_send", "failed", "received_bytes", "sent_bytes", "started_s", "status")
+    __slots__ = ("_at_once", "_receive", "_send", "failed", "received_bytes", "sent_bytes", "started_s", "status")
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._at_once: AtOnce | None = scope.get(AT_ONCE_IN_SCOPE)
+        if self._at_once is not None:
+            scope[AT_ONCE_IN_SCOPE] = self.at_once
         self.started_s = time.perf_counter()
         self.status = self.received_bytes = self.sent_bytes = 0
         self.failed = False
@@ -174,6 +178,13 @@ class Answer:
             self.sent_bytes += len(message.get("body", b""))
         return self._send(message)
 
+    def at_once(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Pass on an answer in one piece; return whether that could be."""
+        if self._at_once is None or not self._at_once(status, headers, body):
+            return False
+        self.status, self.sent_bytes = status, len(body)
+        return True
+
 
 class MeasuredRequests:
     """ASGI middleware that measures requests. It adds no task and copies nothing."""
@@ -189,12 +200,13 @@ class MeasuredRequests:
         place = scope.get(CONNECTION_IN_SCOPE)
         if place is not None:
             self._metrics.connections = place[0]
-        answer = Answer(receive, send)
+        answer = Answer(scope, receive, send)
         try:
             await self._app(scope, answer.receive, answer.send)
         except Exception:
             answer.status, answer.failed = answer.status or Refusal.INTERNAL.status, True
             raise
         finally:
+            scope.pop(AT_ONCE_IN_SCOPE, None)  # else they hold each other
             if answer.status:
                 self._metrics.add(scope, answer)

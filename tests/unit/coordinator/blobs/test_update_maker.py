@@ -60,8 +60,11 @@ async def test_update_is_made_of_what_was_delivered() -> None:
         await check_update(coordinator.service, 1)
 
 
-async def test_result_that_is_not_attested_is_taken_out_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_result_that_is_not_attested_is_taken_out_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All are in the sum when the witnesses attest all but the first one: the sum is made anew."""
+    monkeypatch.setattr(update_maker, "TOGETHER_BYTES", 0)
     caplog.set_level(logging.INFO)
     async with served(STATE) as coordinator:
         service = coordinator.service

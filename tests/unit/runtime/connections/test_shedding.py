@@ -13,6 +13,7 @@ from epochal.runtime.connections.shedding import (
     Peer,
     ServerConnections,
     Shed,
+    gone_of,
     vouch_for,
 )
 
@@ -270,3 +271,13 @@ def test_sender_of_an_address(host: str, sender: str) -> None:
 )
 def test_connections_leave_descriptors_to_files(descriptors: int, others: int, connections: int) -> None:
     assert connections_within(descriptors, others) == connections
+
+
+def test_sender_has_gone_once_its_connection_has_ended() -> None:
+    opened = Opened(10)
+    connection = opened.member("one")
+    has_gone = gone_of({CONNECTION_IN_SCOPE: (opened.connections, connection)}, lambda: True)
+    assert not has_gone()
+    opened.connections.forget(connection)
+    assert has_gone()
+    assert gone_of({}, lambda: True)()
