@@ -3,7 +3,8 @@
 Theory of operation. One task follows the run. While a round is under way it adds each verified result to a sum, in the
 order in which the journal has them, with the factor that it will have if every client delivers. When the outcome is
 decided, what is missing is added; if the outcome has other results, another order or other factors, the sum is made
-again. Where results are in an object store and workers are present, they add up and encode, each its slice
+again. A small update is made while the witnesses attest: of the outcome that is expected, and again if another one is
+decided. Where results are in an object store and workers are present, they add up and encode, each its slice
 (`leased_slices.py`); which results are in the sum is decided here, and here the slices are put together. The update
 leads from the coordinator's own replica, which is loaded from a checkpoint and follows the updates, to the one whose
 digest the journal names beside it.
@@ -26,6 +27,7 @@ from epochal.coordinator.blobs.intake import Intake
 from epochal.coordinator.blobs.leased_slices import AddedResult, SharedSlice, SharedSum
 from epochal.coordinator.blobs.likenesses import MAX_COMPARED, Likenesses
 from epochal.coordinator.blobs.slice_probe import Probe
+from epochal.coordinator.machine.outcomes import expected_outcome
 from epochal.coordinator.machine.parts.persistent_map import shared
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.replays.lottery import exams_of
@@ -34,7 +36,7 @@ from epochal.coordinator.machine.stimuli import UpdateMade
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
 from epochal.runtime.files.spool import READ_BYTES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
-from epochal.runtime.merging.merger import HeldReplica, Merger
+from epochal.runtime.merging.merger import MERGED_IN_MEMORY_BYTES, HeldReplica, Merger
 from epochal.runtime.task_errors import one_error
 from epochal.state.checkpoint_parts import CheckpointPart, parts_digest, update_part_bytes
 from epochal.state.codecs.codec import Block
@@ -80,6 +82,15 @@ class _Sum:
     probe: Probe | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The update of an outcome that is expected."""
+
+    outcome: Outcome
+    arrival: Arrival
+    made: tuple[SpoolFile, HeldReplica]
+
+
 class UpdateMaker:
     """Makes the updates of one service's run. Keep `run` running.
 
@@ -100,6 +111,7 @@ class UpdateMaker:
         self._lineage = intake.service.run.identity.lineage
         self._held: HeldReplica | None = None
         self._sum: _Sum | None = None
+        self._ahead: _Ahead | None = None
         self._likenesses: Likenesses | None = None
         self._diverged_step: int | None = None
         self._warned_of = ""
@@ -148,7 +160,7 @@ class UpdateMaker:
             return False
         if run.identity.lineage != self._lineage:
             self._lineage, self._held, self._sum, self._diverged_step = run.identity.lineage, None, None, None
-            self._likenesses = None
+            self._likenesses = self._ahead = None
         outcome = _next_without_update(run, checkpoint)
         if outcome is not None:
             if outcome.step == self._diverged_step:
@@ -157,7 +169,7 @@ class UpdateMaker:
             return True
         if run.round is None:
             return False
-        return await self._add_next(run, run.round)
+        return await self._add_next(run, run.round) or await self._make_ahead(run, run.round)
 
     async def _add_next(self, run: Run, current: Round) -> bool:
         """Add the next verified results of the round under way to its sum; return False if there is none.
@@ -200,18 +212,42 @@ class UpdateMaker:
             self._held = None
             message = f"the coordinator's replica {start.step} is {start.digest}; {outcome.replica_digest} was attested"
             raise Refused(Refusal.REPLICA_DIFFERS, message)
-        total = await self._sum_of(outcome)
-        header = UpdateHeader.of(outcome, self._merger.rule(outcome.step))
-        arrival = Arrival()
-        with one_error():
-            async with asyncio.TaskGroup() as group:
-                making = group.create_task(self._made(total, header, start.replica, arrival))
-                await self._keep(outcome.step, arrival, making)
-                await asyncio.wait([making])
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.outcome == outcome:
+            making: asyncio.Future[tuple[SpoolFile, HeldReplica]] = asyncio.get_running_loop().create_future()
+            making.set_result(ahead.made)
+            await self._keep(outcome.step, ahead.arrival, making)
+        else:
+            total, arrival = await self._sum_of(outcome), Arrival()
+            header = UpdateHeader.of(outcome, self._merger.rule(outcome.step))
+            with one_error():
+                async with asyncio.TaskGroup() as group:
+                    making = group.create_task(self._made(total, header, start.replica, arrival))
+                    await self._keep(outcome.step, arrival, making)
+                    await asyncio.wait([making])
         self._sum = None
         self._slices.end()
         self._held = making.result()[1]
         await self._tell_likenesses(outcome)
+
+    async def _make_ahead(self, run: Run, current: Round) -> bool:
+        """Make the update of the outcome that is expected, once all of a round's work is in; return whether it was."""
+        newest = run.models.checkpoint
+        if current.missing.pending or newest is None or newest.size_bytes > MERGED_IN_MEMORY_BYTES:
+            return False
+        start = await self._replica(run, current.number.step - 1)
+        outcome = expected_outcome(run, current, start.digest)
+        if outcome is None or (self._ahead is not None and self._ahead.outcome == outcome):
+            return False
+        self._sum = total = await self._sum_of(outcome)
+        if not isinstance(total.total, UpdateSum):
+            return False
+        arrival, header = Arrival(), UpdateHeader.of(outcome, self._merger.rule(outcome.step))
+        self._ahead = None
+        with contextlib.suppress(Diverged):  # which is found again if the outcome is this one
+            made = await self._merger.made(total.total, header, start.replica, arrival)
+            self._ahead = _Ahead(outcome, arrival, made)
+        return self._ahead is not None
 
     async def _made(
         self, total: _Sum, header: UpdateHeader, start: Replica, arrival: Arrival
@@ -224,10 +260,7 @@ class UpdateMaker:
 
     async def _sum_of(self, outcome: Outcome) -> _Sum:
         """Return the sum of an outcome's results: the one under way if its results are the outcome's first ones."""
-        wanted = [
-            AddedResult(ClientId(entry.client_id), Sha256(entry.result_sha256), Weight.of(entry))
-            for entry in outcome.entries
-        ]
+        wanted = _results_of(outcome)
         known = self._sum
         is_its = known is not None and (known.step, known.attempt) == (outcome.step, outcome.attempt)
         if known is None or not is_its or known.added != wanted[: len(known.added)]:
@@ -339,7 +372,7 @@ class UpdateMaker:
         replica = examined_replica(file.view())
         return HeldReplica(replica, checkpoint.replica_digest, file)
 
-    async def _keep(self, step: int, arrival: Arrival, making: asyncio.Task[tuple[SpoolFile, HeldReplica]]) -> None:
+    async def _keep(self, step: int, arrival: Arrival, making: asyncio.Future[tuple[SpoolFile, HeldReplica]]) -> None:
         """Keep an update's bytes as they come, and journal it once its replica is made.
 
         One that somebody journalled first, or that is late, is dropped.
@@ -376,6 +409,14 @@ class UpdateMaker:
         """Raise `Refused` if the run has gone back since the update was begun: the step may have another outcome."""
         if self._service.run.identity.lineage != self._lineage:
             raise Refused(Refusal.STALE_ROUND, "the run went back meanwhile")
+
+
+def _results_of(outcome: Outcome) -> list[AddedResult]:
+    """Return what is added to the sum of an outcome, in order."""
+    return [
+        AddedResult(ClientId(entry.client_id), Sha256(entry.result_sha256), Weight.of(entry))
+        for entry in outcome.entries
+    ]
 
 
 def _next_without_update(run: Run, checkpoint: CheckpointRef) -> Outcome | None:

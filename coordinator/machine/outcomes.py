@@ -26,7 +26,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import Refused
 from epochal.state.intervals import BatchId, subtract, total_batches
-from epochal.state.messages.requests import ResultCommitment
+from epochal.state.messages.requests import Attestation, ResultCommitment
 from epochal.state.refusals import Refusal
 from epochal.state.text.amounts import counted
 from epochal.state.weights import factors_of, norm_hex, usual_in, usual_norm
@@ -97,6 +97,14 @@ def judge_round(state_file: StateFile, members: RunMembers, current: Round) -> V
         entries=entries,
     )
     return Verdict(outcome, counted(len(entries), "result"), False, exams)
+
+
+def expected_outcome(run: Run, current: Round, replica: Blake3) -> Outcome | None:
+    """Return the outcome of a run's round if all of its witnesses attest what was verified, from this replica."""
+    bits, plan = f"{current.tasks.plan.bits_of(current.results.verified):x}", current.tasks.plan
+    attested = Attestation(current.number.step, current.number.attempt, replica, bits)
+    witnessed = replace(current.witnessed, attestations=dict.fromkeys(plan.witnesses, attested))
+    return judge_round(run.state_file, run.members, current.with_parts(witnessed)).outcome
 
 
 def _entry(

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import Merger
-from epochal.runtime.worker_thread import InlineWorker
+from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
@@ -117,15 +117,22 @@ def handlers_of(
     return Handlers(service, nonces, tokens, admin, intake, uploads, downloads, arrivals, replays, insight)
 
 
-def update_maker_of(handlers: Handlers, spool: Spool | None = None) -> UpdateMaker:
-    """Return what makes the updates of a service's run; it uses no threads."""
+def update_maker_of(
+    handlers: Handlers, spool: Spool | None = None, worker: Worker | None = None, hasher: Worker | None = None
+) -> UpdateMaker:
+    """Return what makes the updates of a service's run; it uses no threads unless its workers do."""
     spool = spool or Spool(Path(tempfile.gettempdir()))
-    return UpdateMaker(handlers.intake, Merger(handlers.service.merge_at, spool, InlineWorker()), spool)
+    merger = Merger(handlers.service.merge_at, spool, worker or InlineWorker(), hasher)
+    return UpdateMaker(handlers.intake, merger, spool)
 
 
 @contextlib.asynccontextmanager
 async def served(
-    state: StateFile, genesis: Genesis = GENESIS, store: MemoryStore | None = None, spool: Spool | None = None
+    state: StateFile,
+    genesis: Genesis = GENESIS,
+    store: MemoryStore | None = None,
+    spool: Spool | None = None,
+    new_maker: Callable[[Handlers, Spool | None], UpdateMaker] = update_maker_of,
 ) -> AsyncIterator[Served]:
     """Serve a run in this process, a new one unless a store is given, until the context is left."""
     private_key = bytes(range(32))
@@ -142,7 +149,7 @@ async def served(
     ):
         serving = tasks.create_task(service.serve())
         await service.started.wait()
-        updating = tasks.create_task(update_maker_of(handlers, spool).run())
+        updating = tasks.create_task(new_maker(handlers, spool).run())
         run = Served(service, handlers, http, f"/v1/runs/{state.run_id}", store)
         yield run
         await run.close_clients()

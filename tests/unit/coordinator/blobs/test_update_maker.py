@@ -4,15 +4,17 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
 
 from epochal.coordinator.blobs import update_maker
-from epochal.coordinator.blobs.update_maker import next_to_add
+from epochal.coordinator.blobs.update_maker import UpdateMaker, next_to_add
+from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.records import RecordBody
 from epochal.coordinator.machine.stimuli import STIMULI, Stamped, UpdateMade
@@ -21,6 +23,7 @@ from epochal.runtime.files import spool as spool_module
 from epochal.runtime.files.file_room import allocate
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import merger, room_for_sums
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state import checkpoint_parts
 from epochal.state.documents import UpdateRef
 from epochal.state.errors import Refused
@@ -41,6 +44,7 @@ from tests.support.simulate.simulated_run import prove, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
 from tests.support.thinned import thinned
 
+T = TypeVar("T")
 SMALL_MODEL = {"context": 2, "embedding": 2, "hidden": 2}
 STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
 
@@ -83,6 +87,38 @@ async def test_result_that_is_not_attested_is_taken_out_again(
         assert len(service.run.models.outcomes[1].entries) == 2
         assert "update_summed_anew" in caplog.messages
         await check_update(service, 1)
+
+
+class HeldWorker(InlineWorker):
+    """Makes no call while it is held, and notes that it has made one."""
+
+    def __init__(self) -> None:
+        self.is_free, self.has_made = asyncio.Event(), asyncio.Event()
+        self.is_free.set()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        await self.is_free.wait()
+        try:
+            return await super().run(call)
+        finally:
+            self.has_made.set()
+
+
+async def test_small_update_is_made_before_its_outcome_is_attested() -> None:
+    merging, hashing = HeldWorker(), HeldWorker()
+
+    def new_maker(handlers: Handlers, spool: Spool | None) -> UpdateMaker:
+        return update_maker_of(handlers, spool, merging, hashing)
+
+    async with served(STATE, new_maker=new_maker) as coordinator:
+        clients = await training(coordinator, 3)
+        await deliver(clients)
+        async with asyncio.timeout(BOUND_S):
+            await hashing.has_made.wait()  # the digest of the replica is the last thing
+        merging.is_free.clear()
+        await attest_all(coordinator, clients, REPLICA)
+        await check_update(coordinator.service, 1)
+        merging.is_free.set()
 
 
 async def test_client_that_copies_another_is_flagged_where_results_are_verified(
