@@ -3,14 +3,19 @@
 Bytes are appended as they arrive, hashed on the way, and then mapped into memory read-only; or a file is mapped to be
 written. The files have no names, so that the system removes each of them when neither its `SpoolFile` nor a view of it
 is used any more, however the process ends. The rule kept here: lack of room is an error.
+
+A large file that was mapped to be written is not given back at once: the next one of its size takes its place. A new
+file's pages are found and filled with zeros by the system first, which for a replica takes longer than its arithmetic.
 """
 
+import contextlib
 import hashlib
 import mmap
 import os
 import shutil
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +32,10 @@ READ_BYTES = 1024 * 1024
 """A file is hashed in pieces of this size."""
 ROOM_BY_OPTION = "make room there, or choose another folder with --spool"
 """What to do if a spool finds no room, in a process that has that option."""
+MIN_SPARE_BYTES = 16 * 1024 * 1024
+"""Size from which on a mapped file's place is used again."""
+MAX_SPARES = 4
+"""Maximum number of places that wait to be used again: those of a replica, a residual, a sum and an update."""
 DROPS_PAGES = hasattr(mmap, "MADV_DONTNEED")
 
 T = TypeVar("T")
@@ -48,11 +57,15 @@ class Spool:
         self._sizes: dict[int, int] = {}
         """Size of each file; each entry is changed as a whole, by the one thread that writes the file or drops it."""
         self._views: dict[int, weakref.ref[mmap.mmap]] = {}
+        self._spares: deque[tuple[int, int]] = deque()
+        """Size and descriptor of each file whose place waits to be used again. Files end in any thread: each change of
+        the queue is one call."""
+        weakref.finalize(self, _close_all, self._spares)
 
     @property
     def used_bytes(self) -> int:
-        """Size of all files."""
-        return sum(list(self._sizes.values()))
+        """Size of all files, with those whose places wait to be used again."""
+        return sum(list(self._sizes.values())) + sum(size_bytes for size_bytes, _ in list(self._spares))
 
     def file(self) -> "SpoolFile":
         """Return a new, empty file."""
@@ -113,9 +126,15 @@ class Spool:
             return os.dup(file.fileno())
 
     def _blocking(self, done: str, work: Callable[[], T]) -> T:
-        """Return what blocking work returns; raise its `OSError` as `SpoolFull`."""
+        """Return what blocking work returns; raise its `OSError` as `SpoolFull`, unless spare room helps."""
         try:
-            return work()
+            try:
+                return work()
+            except OSError:
+                if not self._spares:
+                    raise
+                _close_all(self._spares)
+                return work()
         except OSError as error:
             reason = error.strerror or str(error)
             raise SpoolFull(
@@ -128,13 +147,34 @@ class Spool:
         counted_bytes = self._sizes.get(key, 0)
         size_bytes = max(size_bytes, counted_bytes) if at_least else size_bytes
         total_bytes = self.used_bytes + size_bytes - counted_bytes
+        if self.max_bytes is not None and total_bytes > self.max_bytes and self._spares:
+            _close_all(self._spares)
+            total_bytes = self.used_bytes + size_bytes - counted_bytes
         if self.max_bytes is not None and total_bytes > self.max_bytes:
             raise SpoolFull(f"the spool would hold {total_bytes} bytes; [client] spool_bytes is {self.max_bytes}")
         self._sizes[key] = size_bytes
 
-    def _give(self, key: int) -> None:
-        self._sizes.pop(key, None)
+    def _give(self, key: int) -> int:
+        """Count a file no longer; return its size."""
         self._views.pop(key, None)
+        return self._sizes.pop(key, 0)
+
+    def _spare(self, size_bytes: int) -> int:
+        """Return a file of this size whose place is free; -1 if there is none."""
+        for _ in range(len(self._spares)):
+            with contextlib.suppress(IndexError):
+                found = self._spares.popleft()
+                if found[0] == size_bytes:
+                    return found[1]
+                self._spares.append(found)
+        return -1
+
+    def _retire(self, size_bytes: int, descriptor: int) -> None:
+        """Let the next file of a size take this one's place, if there is room for it to wait."""
+        if size_bytes < MIN_SPARE_BYTES or len(self._spares) >= MAX_SPARES:
+            os.close(descriptor)
+        else:
+            self._spares.append((size_bytes, descriptor))
 
 
 class SpoolFile:
@@ -225,19 +265,34 @@ class SpoolFile:
             return memoryview(bytes(self._held))
         return memoryview(self._mapped(mmap.ACCESS_READ)).toreadonly()
 
-    def prepared(self, size_bytes: int) -> memoryview:
+    def prepared(self, size_bytes: int, *, is_zero: bool = False) -> memoryview:
         """Return room for so many bytes, mapped into memory to be written. The file must be empty before.
 
         The room is taken on the disk now, so that writing cannot fail later. `hash` is to be called afterwards.
 
+        Args:
+            size_bytes: its size.
+            is_zero: whether it must hold zeros; otherwise it may hold bytes of an earlier file.
+
         Raises:
             SpoolFull: there is no such room.
         """
+        spare = self._spool._spare(size_bytes) if self._descriptor < 0 and not self._held else -1
+        if spare >= 0:
+            self._hold(spare, is_prepared=True)
         self._spool._take(self._key, size_bytes)
-        self._make_file()
-        self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
+        if spare < 0:
+            self._make_file(is_prepared=True)
+            self._spool._blocking("made", lambda: allocate(self._descriptor, size_bytes))
         self._size_bytes = size_bytes
-        return memoryview(self._mapped(mmap.ACCESS_WRITE))
+        room = memoryview(self._mapped(mmap.ACCESS_WRITE))
+        if is_zero and spare >= 0:
+            zeros = bytes(READ_BYTES)
+            for start in range(0, size_bytes, READ_BYTES):
+                part = room[start : start + READ_BYTES]
+                part[:] = zeros[: len(part)]
+                self._spool.drop_pages()
+        return room
 
     def hash(self) -> Sha256:
         """Return the digest of the bytes as they are now, read once more. It blocks."""
@@ -246,15 +301,18 @@ class SpoolFile:
             self._digest.update(piece)
         return self.sha256()
 
-    def _make_file(self) -> None:
+    def _make_file(self, *, is_prepared: bool = False) -> None:
         """Move from memory to the disk, unless it is there already."""
         if self._descriptor >= 0:
             return
-        self._descriptor = self._spool._blocking("made", self._spool._new_file)
-        self._end.detach()
-        self._end = weakref.finalize(self, _end_file, self._spool, self._key, self._descriptor)
+        self._hold(self._spool._blocking("made", self._spool._new_file), is_prepared=is_prepared)
         self._spool._blocking("written", lambda: write_at(self._descriptor, 0, self._held))
         self._held = bytearray()
+
+    def _hold(self, descriptor: int, *, is_prepared: bool) -> None:
+        self._descriptor = descriptor
+        self._end.detach()
+        self._end = weakref.finalize(self, _end_file, self._spool, self._key, descriptor, is_prepared)
 
     def _mapped(self, access: int) -> mmap.mmap:
         held = None if self._view is None else self._view()
@@ -271,7 +329,16 @@ class _Map(mmap.mmap):
     file: SpoolFile
 
 
-def _end_file(spool: Spool, key: int, descriptor: int) -> None:
+def _end_file(spool: Spool, key: int, descriptor: int, is_prepared: bool) -> None:
     """Give a file up."""
-    spool._give(key)
-    os.close(descriptor)
+    size_bytes = spool._give(key)
+    if is_prepared:
+        spool._retire(size_bytes, descriptor)
+    else:
+        os.close(descriptor)
+
+
+def _close_all(spares: deque[tuple[int, int]]) -> None:
+    with contextlib.suppress(IndexError):
+        while True:
+            os.close(spares.popleft()[1])

@@ -24,7 +24,7 @@ def room_for_sums(spool: Spool, layout: TensorLayout, mean: Literal["all", "send
     size_bytes = sum_bytes(layout, mean)
     if size_bytes <= SUMMED_IN_MEMORY_BYTES:
         return UpdateSum(layout, mean, np.zeros(count, np.float32), np.zeros(count, np.int64) if counted else None)
-    room = spool.file().prepared(size_bytes)  # which a file system fills with zeros
+    room = spool.file().prepared(size_bytes, is_zero=True)
     counts = np.frombuffer(room, np.int64, counted) if counted else None
     return UpdateSum(layout, mean, np.frombuffer(room, np.float32, count, counted * _COUNT_BYTES), counts)
 

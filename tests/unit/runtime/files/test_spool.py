@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.runtime.files.spool import MAX_IN_MEMORY_BYTES, Spool
+from epochal.runtime.files import spool as spool_module
+from epochal.runtime.files.spool import MAX_IN_MEMORY_BYTES, MAX_SPARES, Spool, SpoolFile
 from epochal.state.errors import SpoolFull
 from epochal.state.wire import sha256_hex
 from tests.support.data.spooled import SPOOL_PARENT
@@ -162,3 +163,79 @@ def test_files_beside_a_spool_need_the_disk_but_not_its_bound(tmp_path: Path) ->
     with pytest.raises(SpoolFull, match=r"1 KB of spool and .* of inner states; the disk of .*: ask somebody") as full:
         spool.check_room(1000, "a round", 2**60)
     assert full.value.context["needed_bytes"] == 1000 + 2**60
+
+
+def inode(file: SpoolFile) -> int:
+    assert file.descriptor is not None
+    return os.fstat(file.descriptor).st_ino
+
+
+@pytest.fixture
+def _any_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spool_module, "MIN_SPARE_BYTES", 1)
+
+
+def written(spool: Spool, size_bytes: int) -> SpoolFile:
+    """Return a file that was mapped to be written, full of ones."""
+    file = spool.file()
+    file.prepared(size_bytes)[:] = b"\1" * size_bytes
+    return file
+
+
+@pytest.mark.usefixtures("_any_is_large")
+@pytest.mark.parametrize("is_zero", [False, True])
+def test_mapped_file_takes_the_place_of_one_of_its_size(tmp_path: Path, is_zero: bool) -> None:
+    spool = Spool(tmp_path)
+    file, size_bytes = written(spool, len(LARGE)), len(LARGE)
+    before = inode(file)
+    del file
+    gc.collect()
+    other, again = spool.file(), spool.file()
+    other.prepared(size_bytes + 1)
+    room = again.prepared(size_bytes, is_zero=is_zero)
+    assert inode(other) != before == inode(again)
+    assert not is_zero or room == bytes(size_bytes)
+    room[:] = LARGE
+    assert (again.hash(), spool.used_bytes) == (sha256_hex(LARGE), 2 * size_bytes + 1)
+
+
+@pytest.mark.usefixtures("_any_is_large")
+def test_place_of_a_file_that_is_still_viewed_is_not_taken(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    view = written(spool, len(LARGE)).view()
+    gc.collect()
+    spool.file().prepared(len(LARGE))[:] = LARGE
+    assert view == b"\1" * len(LARGE)
+
+
+@pytest.mark.usefixtures("_any_is_large")
+def test_places_that_wait_give_way_where_there_is_no_room(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=2 * len(LARGE))
+    files = [written(spool, len(LARGE)) for _ in range(2)]
+    del files
+    gc.collect()
+    assert spool.used_bytes == 2 * len(LARGE)
+    spool.file().prepared(2 * len(LARGE))
+    unbounded = Spool(tmp_path)
+    file = written(unbounded, len(LARGE))
+    del file
+    gc.collect()
+    with largest_file(len(LARGE)), pytest.raises(SpoolFull, match="cannot be made"):
+        unbounded.file().reserve(2 * len(LARGE))
+    gc.collect()
+    assert unbounded.used_bytes == 0
+
+
+@pytest.mark.usefixtures("_any_is_large")
+def test_places_that_wait_are_few_and_end_with_their_spool(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    files = [written(spool, len(LARGE)) for _ in range(MAX_SPARES + 1)]
+    descriptors = [file.descriptor or 0 for file in files]
+    del files
+    gc.collect()
+    assert spool.used_bytes == MAX_SPARES * len(LARGE)
+    del spool
+    gc.collect()
+    for descriptor in descriptors:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

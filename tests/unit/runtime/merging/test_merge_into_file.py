@@ -49,7 +49,7 @@ def merger_of(kind: str, config: MergeConfig, folder: Path) -> Merger:
 def _in_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every replica is merged into a file, by three threads, a chunk at a time."""
     monkeypatch.setattr(merger_module, "MERGED_IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(merger_module, "_cores", lambda: 3)
+    monkeypatch.setattr(merger_module, "core_count", lambda: 3)
     monkeypatch.setattr(merging, "PIECE_ELEMENTS", CHUNK_ELEMENTS)
 
 
