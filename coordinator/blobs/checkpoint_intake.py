@@ -63,6 +63,8 @@ class CheckpointIntake:
         checkpoint = self._service.run.models.checkpoint
         if checkpoint is None:
             raise Refused(Refusal.NOT_NOW, "the run has no checkpoint yet")
+        if self._form is not None:
+            return self._form
         async with self._reading_layout:
             if self._form is None:
                 async with self._opened(self._service.run.models.blobs_of(checkpoint)) as data:

@@ -34,7 +34,7 @@ STRANGERS_TOLD_PER_S = 50.0
 UPDATE_AWAITED_S = 1.0
 """Maximum time for which the document of a new round waits for the update from which the round trains: waiting members
 are sent both at once."""
-AHEAD_TOLD_S = 1.0
+AHEAD_TOLD_S = 5.0
 """Time after which waiting members are sent another provisional next round: mostly the next one begins meanwhile."""
 WAITING_TOLD_S = 0.25
 """Time after which viewers are sent a change that the document does not show: the run may wait for others."""

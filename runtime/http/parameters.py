@@ -25,7 +25,11 @@ class Query:
     """The query of a request. Parameters that nobody asks for are ignored."""
 
     def __init__(self, query_string: bytes) -> None:
-        self._pairs = parse_qsl(query_string.decode("latin-1"), keep_blank_values=True)
+        text = query_string.decode("latin-1")
+        if "%" in text or "+" in text:
+            self._pairs = parse_qsl(text, keep_blank_values=True)
+        else:
+            self._pairs = [(pair.partition("=")[0], pair.partition("=")[2]) for pair in text.split("&") if pair]
 
     def text(self, name: str) -> str | None:
         """Return a parameter's value, or None if it is not given.

@@ -1,6 +1,10 @@
 """Numbers and texts in a query: one spelling each, given once, never empty."""
 
+from urllib.parse import parse_qsl
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from epochal.runtime.http.parameters import MAX_SECONDS, MAX_WHOLE, Query, parse_seconds, parse_whole
 from epochal.state.errors import Refused
@@ -57,3 +61,12 @@ def test_flag_is_true_or_false(text: str) -> None:
     assert not Query(b"keep=false").flag("keep")
     with pytest.raises(Refused, match="true or false"):
         Query(f"keep={text}".encode()).flag("keep")
+
+
+@given(st.text("ab1=&;+%", max_size=12))
+def test_query_is_taken_apart_as_the_standard_library_does(text: str) -> None:
+    pairs, query = parse_qsl(text, keep_blank_values=True), Query(text.encode())
+    for name, value in pairs:
+        if value and len([key for key, _ in pairs if key == name]) == 1:
+            assert query.text(name) == value
+    assert query.text("absent") is None
