@@ -3,11 +3,11 @@
 Theory of operation. One task follows the run. While a round is under way it adds each verified result to a sum, in the
 order in which the journal has them, with the factor that it will have if every client delivers. When the outcome is
 decided, what is missing is added; if the outcome has other results, another order or other factors, the sum is made
-again. A small update is made while the witnesses attest: of the outcome that is expected, and again if another one is
-decided. Where results are in an object store and workers are present, they add up and encode, each its slice
-(`leased_slices.py`); which results are in the sum is decided here, and here the slices are put together. The update
-leads from the coordinator's own replica, which is loaded from a checkpoint and follows the updates, to the one whose
-digest the journal names beside it.
+again. A small update is made while the witnesses attest: of the outcome that is expected, with which it is kept, and
+again if another one is decided. Where results are in an object store and workers are present, they add up and encode,
+each its slice (`leased_slices.py`); which results are in the sum is decided here, and here the slices are put together.
+The update leads from the coordinator's own replica, which is loaded from a checkpoint and follows the updates, to the
+one whose digest the journal names beside it.
 
 Of several coordinators of a run, the one that ticks makes updates. Whoever makes one, the bytes are the same, and the
 first that is journalled counts. The rule kept here: nothing that is half done is kept; a maker that fails or is killed
@@ -33,6 +33,7 @@ from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.replays.lottery import exams_of
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import UpdateMade
+from epochal.coordinator.run.service import MadeUpdate
 from epochal.coordinator.store.checkpoint_blobs import keep_in_parts, opened_parts
 from epochal.runtime.files.spool import READ_BYTES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
@@ -84,11 +85,12 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """The update of an outcome that is expected."""
+    """The update of an outcome that is expected, in a file; `update` if it may be kept together with the outcome."""
 
     outcome: Outcome
     arrival: Arrival
     made: tuple[SpoolFile, HeldReplica]
+    update: UpdateRef | None
 
 
 class UpdateMaker:
@@ -118,6 +120,7 @@ class UpdateMaker:
 
     async def run(self) -> None:
         """Make updates until cancelled, or until this machine turns out to compute otherwise than others."""
+        self._service.update_of = self._update_of
         self._service.readers.on_change(lambda _before, _after: self._changed.set())
         try:
             await self._merger.verify()
@@ -161,6 +164,9 @@ class UpdateMaker:
         if run.identity.lineage != self._lineage:
             self._lineage, self._held, self._sum, self._diverged_step = run.identity.lineage, None, None, None
             self._likenesses = self._ahead = None
+        ahead = self._ahead
+        if ahead is not None and ahead.update is not None and ahead.update in run.models.updates.values():
+            await self._end(ahead.outcome, ahead.made[1])
         outcome = _next_without_update(run, checkpoint)
         if outcome is not None:
             if outcome.step == self._diverged_step:
@@ -225,10 +231,21 @@ class UpdateMaker:
                     making = group.create_task(self._made(total, header, start.replica, arrival))
                     await self._keep(outcome.step, arrival, making)
                     await asyncio.wait([making])
-        self._sum = None
+        await self._end(outcome, making.result()[1])
+
+    async def _end(self, outcome: Outcome, held: HeldReplica) -> None:
+        """Go on from the replica after an outcome."""
+        self._sum = self._ahead = None
         self._slices.end()
-        self._held = making.result()[1]
+        self._held = held
         await self._tell_likenesses(outcome)
+
+    def _update_of(self, outcome: Outcome) -> MadeUpdate | None:
+        """Return an outcome's update, if it was expected."""
+        ahead = self._ahead
+        if ahead is None or ahead.update is None or ahead.outcome != outcome:
+            return None
+        return UpdateMade(ahead.update), {Sha256(ahead.update.blob_sha256): ahead.made[0].to_bytes()}
 
     async def _make_ahead(self, run: Run, current: Round) -> bool:
         """Make the update of the outcome that is expected, once all of a round's work is in; return whether it was."""
@@ -246,7 +263,8 @@ class UpdateMaker:
         self._ahead = None
         with contextlib.suppress(Diverged):  # which is found again if the outcome is this one
             made = await self._merger.made(total.total, header, start.replica, arrival)
-            self._ahead = _Ahead(outcome, arrival, made)
+            update = _named(outcome.step, *made) if len(made[0]) <= MAX_DELIVERED_BYTES else None
+            self._ahead = _Ahead(outcome, arrival, made, update)
         return self._ahead is not None
 
     async def _made(
@@ -382,10 +400,9 @@ class UpdateMaker:
             try:
                 if size_bytes <= MAX_DELIVERED_BYTES:
                     file, held = await making
-                    data = file.to_bytes()
                     self._check_lineage()
-                    sha256 = sha256_hex(data)
-                    await service.submit(UpdateMade(UpdateRef(step, sha256, size_bytes, held.digest)), {sha256: data})
+                    update = _named(step, file, held)
+                    await service.submit(UpdateMade(update), {update.blob_sha256: file.to_bytes()})
                     return
                 parts: list[CheckpointPart] = []
                 await service.maintenance.make_room(size_bytes)
@@ -409,6 +426,11 @@ class UpdateMaker:
         """Raise `Refused` if the run has gone back since the update was begun: the step may have another outcome."""
         if self._service.run.identity.lineage != self._lineage:
             raise Refused(Refusal.STALE_ROUND, "the run went back meanwhile")
+
+
+def _named(step: int, file: SpoolFile, held: HeldReplica) -> UpdateRef:
+    """Return the reference of an update that is one blob."""
+    return UpdateRef(step, sha256_hex(file.to_bytes()), len(file), held.digest)
 
 
 def _results_of(outcome: Outcome) -> list[AddedResult]:

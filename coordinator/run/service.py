@@ -13,9 +13,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 from epochal.coordinator.machine.handle import handle
-from epochal.coordinator.machine.instructions import Instruction, PhaseChanged, SegmentEnded, SweepBlobs
+from epochal.coordinator.machine.instructions import Instruction, OutcomeDecided, PhaseChanged, SegmentEnded, SweepBlobs
 from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.records import Kept
 from epochal.coordinator.machine.run import Run
@@ -26,6 +27,7 @@ from epochal.coordinator.machine.stimuli import (
     Stamped,
     Stimulus,
     Ticked,
+    UpdateMade,
 )
 from epochal.coordinator.machine.views import blobs_needed
 from epochal.coordinator.proof.compaction import Compaction
@@ -42,6 +44,7 @@ from epochal.coordinator.run.stimulus_queue import HandledGroup, StimulusQueue, 
 from epochal.coordinator.run.store_health import StoreHealth
 from epochal.coordinator.store.sql.recorded_blobs import DROPPED_AT_A_TIME
 from epochal.state.config.state_file import MergeConfig, StateFile
+from epochal.state.documents import Outcome
 from epochal.state.errors import EpochalError, Refused, StoreBlocked, StoreConflict, StoreFailed
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
@@ -49,6 +52,7 @@ from epochal.state.wire import ClientId, Seed, Sha256
 
 log = logging.getLogger(__name__)
 
+MadeUpdate: TypeAlias = tuple[UpdateMade, Mapping[Sha256, bytes]]
 TICK_S = 0.1
 """Time between two checks of deadlines and silence. Nothing else waits for a tick."""
 MAX_COMMIT_ATTEMPTS = 16
@@ -90,6 +94,8 @@ class CoordinatorService:
         )
         self.readers = Readers(journal.run, journal.published, self._clock)
         self.is_serving = False
+        self.update_of: Callable[[Outcome], MadeUpdate | None] = lambda _: None
+        """Returns an outcome's update and its bytes, if they are there when it is decided."""
         self.started = asyncio.Event()
         self._watchers: list[Callable[[ServiceEvent], None]] = []
 
@@ -258,22 +264,32 @@ class CoordinatorService:
         kept, instructions = list[Stamped](), list[Instruction]()
         blobs: dict[Sha256, bytes] = {}
         answers: list[tuple[Waiting, Exception | None]] = []
+
+        def take(stimulus: Stimulus, needed: Mapping[Sha256, bytes]) -> None:
+            nonlocal run
+            stamped = Stamped(stimulus, self._clock.now_s(), Seed(self._options.new_seed()))
+            after, more = handle(run, stamped)
+            if after is not run:
+                kept.append(stamped)
+                blobs.update(needed)
+                instructions.extend(more)
+                run = after
+
         for waiting in group:
             if isinstance(waiting.stimulus, ClientsFellSilent) and not self.replicas.is_ticking:
                 answers.append((waiting, None))  # who ticks now knows whom others heard since
                 continue
             try:
-                stimulus = Stamped(waiting.stimulus, self._clock.now_s(), Seed(self._options.new_seed()))
-                after, more = handle(run, stimulus)
+                take(waiting.stimulus, waiting.blobs)
             except EpochalError as error:
                 answers.append((waiting, error.with_traceback(None)))  # whose frames hold the error
                 continue
-            if after is not run:
-                kept.append(stimulus)
-                blobs |= waiting.blobs
-                instructions += more
-                run = after
             answers.append((waiting, None))
+        for decided in tuple(instructions):
+            if isinstance(decided, OutcomeDecided) and decided.outcome is not None:
+                made = self.update_of(decided.outcome)
+                if made is not None:  # kept with its outcome, in one transaction
+                    take(*made)
         return HandledGroup(run, tuple(kept), blobs, instructions, answers)
 
     async def _persist(self, handled: HandledGroup) -> None:

@@ -104,7 +104,7 @@ class HeldWorker(InlineWorker):
             self.has_made.set()
 
 
-async def test_small_update_is_made_before_its_outcome_is_attested() -> None:
+async def test_small_update_is_made_before_its_outcome_and_kept_with_it() -> None:
     merging, hashing = HeldWorker(), HeldWorker()
 
     def new_maker(handlers: Handlers, spool: Spool | None) -> UpdateMaker:
@@ -117,6 +117,7 @@ async def test_small_update_is_made_before_its_outcome_is_attested() -> None:
             await hashing.has_made.wait()  # the digest of the replica is the last thing
         merging.is_free.clear()
         await attest_all(coordinator, clients, REPLICA)
+        assert 1 in coordinator.service.run.models.updates
         await check_update(coordinator.service, 1)
         merging.is_free.set()
 
