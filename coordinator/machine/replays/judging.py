@@ -1,6 +1,7 @@
 """What verifiers report, and what follows: results pass, or their clients are convicted; verifiers are tested.
 
-A client whose result has passed and claims other tokens than its samples have is flagged.
+A client whose result has passed is flagged if it claims other tokens than its samples have, or if nobody has calibrated
+its class and it was farther off than what is calibrated allows.
 
 The rules kept here: nobody is convicted by fewer than three replays, the median of which is above its tolerance, nor,
 where verifiers contradict each other, by one verifier alone. Two verifiers that differ by more than a tolerance are
@@ -44,6 +45,7 @@ from epochal.coordinator.machine.replays.closing import closed
 from epochal.coordinator.machine.replays.tolerances import (
     MAX_PAIRS,
     distances_key,
+    is_beyond_calibrated,
     per_usual,
     tolerance_of,
     with_calibration,
@@ -62,6 +64,11 @@ from epochal.state.errors import InternalError, Refused
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayReport
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId
+
+BEYOND_CALIBRATED = (
+    "it computes in a class that nobody has calibrated ({}), and its result was farther from its replay than every "
+    "calibrated tolerance"
+)
 
 
 def take(run: Run, event: VerifierStimulus) -> Handled:
@@ -387,20 +394,23 @@ def _passed(members: RunMembers, task: OpenReplay, local_steps: int) -> RunMembe
         if known is not None or len(verification.distances) < MAX_PAIRS:
             verification = _with_distances(verification, key, with_passed(known, task.client_id, excess))
     trust = trust.with_passed(per_usual(before, task.client_id, last.report.excess))
-    trust = trust.with_flag(task.miscount) if task.miscount else trust
+    is_beyond = is_beyond_calibrated(verification.distances, pair, local_steps, last.report.excess)
+    reason = task.miscount or (BEYOND_CALIBRATED.format(last.report.result_class) if is_beyond else "")
+    trust = trust.with_flag(reason) if reason else trust
     return members.verified_as(verification).with_trust(task.client_id, trust)
 
 
 def _with_known(verification: Verification, task: OpenReplay) -> Verification:
     """Return it with a result as one of those with a known answer, if replays of different verifiers agree on it.
 
-    One verifier alone gives no answer, however often it repeats itself: others are tested by it.
+    One verifier alone gives no answer, however often it repeats itself, nor do several of which each found something
+    else, whichever is in the middle: others are tested by it.
     """
-    is_agreed = len({one.verifier for one in task.reports}) > 1
     is_clear = all(
         abs(one.excess - other.excess) <= max(one.limit, other.limit) for one, other in combinations(task.reports, 2)
     )
-    if not (is_agreed and (len(task.reports) >= REPORTS_TO_CONVICT or is_clear)):
+    agreeing = {one.verifier for one in task.reports if abs(one.excess - task.answer) <= one.limit}
+    if not (len(agreeing) > 1 and (len(task.reports) >= REPORTS_TO_CONVICT or is_clear)):
         return verification
     is_above = task.answer_ratio > 1
     alike = [one for one in verification.known if (one.answer_ratio > 1) == is_above]

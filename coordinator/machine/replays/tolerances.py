@@ -4,6 +4,7 @@ The rule kept here: whatever members deliver, a tolerance stays within fixed bou
 operator's own calibration gives. So nobody can raise it without limit by small steps.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -65,6 +66,26 @@ def with_calibration(known: Distances | None, distances: tuple[float, ...]) -> D
     """Return the distances with some between honest repetitions; the largest one counts."""
     before = known or Distances()
     return replace(before, calibrated=max(before.calibrated or 0.0, *distances))
+
+
+def is_beyond_calibrated(distances: Mapping[str, Distances], pair: str, local_steps: int, excess: float) -> bool:
+    """Return whether a result whose classes nobody has calibrated is farther off than any calibrated tolerance allows.
+
+    Args:
+        distances: all that are known, by pair.
+        pair: the key of the result's.
+        local_steps: of the round; tolerances of other numbers of steps say nothing.
+        excess: the result's distance from its replay.
+    """
+    known = distances.get(pair)
+    if known is not None and known.calibrated is not None:
+        return False
+    calibrated = [
+        tolerance_of(one)
+        for key, one in distances.items()
+        if one.calibrated is not None and not is_of_states(key) and int(key.split(" ")[2]) == local_steps
+    ]
+    return bool(calibrated) and excess > max(calibrated)
 
 
 def per_usual(known: Distances | None, client_id: ClientId, excess: float) -> float | None:

@@ -566,6 +566,32 @@ def test_nobody_is_tested_by_what_one_verifier_alone_has_found() -> None:
     assert driver.run.members.verification.known == ()
 
 
+@pytest.mark.parametrize(("middle", "is_known"), [(1.5, False), (1.19, True)])
+def test_nobody_is_tested_by_what_each_verifier_found_otherwise(middle: float, is_known: bool) -> None:
+    """All convict but one: whose figure is in the middle has nobody that agrees with it, or has."""
+    driver = verified(*range(1, 7))
+    play(driver)
+    heard(driver, "h", "passes", "convicts")
+    one = open_of(driver)[0]
+    for excess, verifier in ((1.2, "h"), (0.0, "passes")):
+        report(driver, one, 1.8 if middle == 1.5 and excess else excess, verifier)
+    assert only(report(driver, one, middle, "convicts"), Convicted).client_id == one.client_id
+    assert bool(driver.run.members.verification.known) is is_known
+
+
+def test_class_that_nobody_calibrated_is_flagged_beyond_calibrated_ones() -> None:
+    driver = verified(1, 2, 3)
+    driver.send(CalibrationReported("v", CalibrationReport(CPU, CPU, driver.run.state_file.merge.local_steps, (0.04,))))
+    play(driver)
+    first, second, third = open_of(driver)
+    made_up = "bf16/made-up"
+    told = report(driver, first, 0.25, result_class=made_up)
+    assert f"a class that nobody has calibrated ({made_up})" in only(told, Flagged).reason
+    assert not [one for one in report(driver, second, 0.05, result_class=made_up) if isinstance(one, Flagged)]
+    assert not [one for one in report(driver, third, 0.06) if isinstance(one, Flagged)]
+    assert driver.run.members.verification.counts.passed == 3
+
+
 def test_exams_leave_room_for_the_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.coordinator.machine.replays.lottery.MAX_OPEN_REPLAYS", 8)
     monkeypatch.setattr("epochal.coordinator.machine.replays.lottery.ROOM_FOR_PROVEN", 4)

@@ -11,6 +11,8 @@ from epochal.coordinator.machine.replays.tolerances import (
     MOST,
     PASSED_KEPT,
     PER_CALIBRATED,
+    distances_key,
+    is_beyond_calibrated,
     per_usual,
     tolerance_of,
     with_calibration,
@@ -58,6 +60,22 @@ def test_members_cannot_move_a_tolerance_out_of_its_bounds(calibrations: list[fl
         assert tolerance_of(known) <= max(LEAST, 2 * PER_CALIBRATED * max(calibrations))
         assert tolerance_of(known) >= of_calibration
     assert len(known.passed) <= PASSED_KEPT
+
+
+def test_class_that_nobody_calibrated_is_compared_with_calibrated_ones() -> None:
+    made_up, wide, other_steps = (distances_key(*of) for of in (("a", "x", 8), ("b", "x", 8), ("c", "x", 30)))
+    of_states = distances_key("b", "x", 8, of_states=True)
+    known = {
+        made_up: passed(*[0.2] * 64),
+        wide: passed(calibrated=0.04),
+        distances_key("x", "x", 8): passed(calibrated=0),
+    }
+    known |= {other_steps: passed(calibrated=0.15), of_states: passed(calibrated=0.15)}
+    assert is_beyond_calibrated(known, made_up, 8, 0.061)
+    assert is_beyond_calibrated(known, distances_key("d", "x", 8), 8, 0.061)
+    assert not is_beyond_calibrated(known, made_up, 8, 0.06)
+    assert not is_beyond_calibrated(known, wide, 8, 0.061)
+    assert not is_beyond_calibrated({made_up: known[made_up]}, made_up, 8, 0.29)
 
 
 def test_ones_own_distances_say_nothing_of_what_is_usual() -> None:
