@@ -1,12 +1,17 @@
 """The table of members and a member's own page, beside what the API tells; sorting, filtering, and many rows."""
 
+import json
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import pytest_asyncio
 
 from epochal.cli.output.client_log import member_page
+from epochal.state.messages.verification_views import ClassDistances, VerificationView
+from epochal.state.shown.verification_words import NOT_VERIFIED, verification_words
+from epochal.state.wire import parse_document
 from tests.support.browser.browser import opened
 from tests.support.browser.played_answers import play
 from tests.support.drive.shown_run import ShownRun, shown_run
@@ -65,6 +70,24 @@ async def test_table_shows_what_the_api_tells(browser: "Browser", run: ShownRun)
             assert row["Results lost"] == str(told["lost"][place])
             assert row["Version"] == told["software"][place]
             assert row["Trainer"] == told["trainer"][place] == "by hand"
+        assert complaints.unexpected == []
+
+
+async def test_verification_is_shown_in_its_sentences(browser: "Browser", run: ShownRun) -> None:
+    """Those of the run, and those of one in which somebody was convicted and classes have tolerances."""
+    told = (await run.asked("verification")) | {"percent": 5, "drawn": 9, "passed": 8, "convicted": 1, "verifiers": 1}
+    told["classes"] = [asdict(ClassDistances("bf16/gpu", "float32/cpu", 8, 0.02, 0.04, 8, 0.01, 0.03))]
+    told |= {"convictions": [{"client_id": "ab" * 16, "found": "1.2 (of 0.04) by one"}], "false_alarms_below": 0.375}
+    view = parse_document(VerificationView, json.dumps(told).encode())
+    words = verification_words(view)
+    assert {word.split(":")[0] for word in words} > {"False alarms", "Convicted"}
+    async with opened(browser) as (page, complaints):
+        await run.open(page, "members")
+        await page.get_by_role("listitem").get_by_text(NOT_VERIFIED, exact=True).wait_for()
+        await play(page, {"verification": {"sentences": list(words)}})
+        await page.reload()
+        for word in words:
+            await page.get_by_role("listitem").get_by_text(word, exact=True).wait_for()
         assert complaints.unexpected == []
 
 

@@ -220,6 +220,21 @@ def test_lot_draws_about_the_percent_and_others_with_another_seed() -> None:
     assert {one.key for one in drawn_again} != {one.key for one in drawn}
 
 
+def test_lot_depends_on_every_commitment() -> None:
+    """So that nobody who knew the seed could choose a result that is not drawn, and know who is."""
+
+    def drawn(name: str) -> frozenset[ClientId]:
+        driver = verified(*range(1, 7), percent=40)
+        play(driver)
+        pass_all(driver)
+        driver.deliver(client(1), name=name)
+        driver.deliver(*(one for one in driver.workers() if one != client(1)))
+        driver.attest(*driver.round.tasks.plan.witnesses)
+        return frozenset(one.client_id for one in open_of(driver)) - {client(1)}
+
+    assert len({drawn(f"result {number}") for number in range(6)}) > 1
+
+
 def test_replay_that_nobody_makes_in_time_is_dropped() -> None:
     driver = verified(1, 2, within=3)
     play(driver, 4)
@@ -302,6 +317,23 @@ def test_share_of_a_new_key_grows_only_while_none_awaits_a_replay() -> None:
         assert driver.run.members.by_id[newcomer].trust.rounds == expected
     founder = driver.run.members.by_id[client(1)].trust
     assert founder.rounds == driver.run.progress.step - 1
+
+
+def test_share_stops_growing_while_a_later_result_awaits_its_replay() -> None:
+    driver, newcomer = with_newcomer(percent=100)
+    report(driver, open_of(driver, newcomer)[0], HONEST)
+    for expected in (1, 2):
+        play(driver)
+        pass_all(driver, *([newcomer] if expected == 2 else []))
+        assert driver.run.members.by_id[newcomer].trust.rounds == expected
+    for _ in range(3):
+        play(driver)
+        pass_all(driver, newcomer)
+    assert newcomer in applied(driver)
+    assert driver.run.members.by_id[newcomer].trust.rounds == 2
+    pass_all(driver)
+    play(driver)
+    assert driver.run.members.by_id[newcomer].trust.rounds == 3
 
 
 def test_no_report_alone_convicts_and_three_do() -> None:
