@@ -54,7 +54,7 @@ from epochal.state.refusals import Refusal
 from epochal.state.results import decode_result, result_size_bound
 from epochal.state.slices import blocks_in
 from epochal.state.updates import UpdateHeader, UpdateSum, Weight, decode_update
-from epochal.state.weights import Weighed, factor_of, most_batches, number_of, steps_of
+from epochal.state.weights import ENOUGH, Weighed, factor_of, most_batches, number_of, steps_of
 from epochal.state.wire import ClientId, Sha256, sha256_hex
 
 log = logging.getLogger(__name__)
@@ -180,10 +180,13 @@ class UpdateMaker:
     async def _add_next(self, run: Run, current: Round) -> bool:
         """Add the next verified results of the round under way to its sum; return False if there is none.
 
-        None is before the usual length of results is known, because their factors depend on all of them then.
+        None is before the usual length of results is known, because their factors depend on all of them then; unless
+        they are so few that none is too long.
         """
         state, usual, number = run.state_file, current.results.usual, current.number
-        if not current.results.verified or (usual is None and state.merge.norm_limit):
+        if not current.results.verified:
+            return False
+        if usual is None and state.merge.norm_limit and len(current.tasks.with_work()) >= ENOUGH:
             return False
         if self._sum is None or (self._sum.step, self._sum.attempt) != (number.step, number.attempt):
             self._sum = None  # its room goes first

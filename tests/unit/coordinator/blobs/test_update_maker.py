@@ -122,6 +122,21 @@ async def test_small_update_is_made_before_its_outcome_and_kept_with_it() -> Non
         merging.is_free.set()
 
 
+@pytest.mark.parametrize(("members", "is_added"), [(2, True), (3, False)])
+async def test_first_results_are_added_early_where_they_are_too_few_for_a_limit(members: int, is_added: bool) -> None:
+    state = state_file(config__waiting_for_members_extra_time=0.001)
+    async with served(state) as coordinator:
+        clients = await training(coordinator, members)
+        await deliver(clients[:-1])
+        maker = update_maker_of(coordinator.handlers)
+        while await maker._advanced():
+            pass
+        assert (maker._sum is not None) is is_added
+        await deliver(clients[-1:])
+        await attest_all(coordinator, clients, REPLICA)
+        await check_update(coordinator.service, 1)
+
+
 async def test_client_that_copies_another_is_flagged_where_results_are_verified(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
