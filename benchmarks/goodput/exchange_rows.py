@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure
-from benchmarks.goodput.reference import parameter_count
+from benchmarks.goodput.reference import parameter_count, planned_apart
 from benchmarks.goodput.shaped_run import Line, ShapedRun, run_text, shaped_run
 from benchmarks.process_usage import memory_bytes
 from epochal.state.config.model_table import NgramConfig
@@ -29,6 +29,7 @@ LARGE = ((100, 2), (50, 4), (50, 8), (50, 16))
 """Millions of parameters, and members, of the rounds that are timed."""
 WARM, TIMED = 3, 2
 WITHIN_S = 240.0
+PLANNED = "`epochal plan`, for members with a machine each"
 PEAK = "VmHWM"
 PEAK_ANEW = "5"
 
@@ -95,23 +96,21 @@ async def measure_bytes(folder: Path) -> list[Figure]:
     parameters = parameter_count(FEW)
     figures = []
     for members, first, rounds in MEMBERS:
+        plan = (await planned_apart(folder, state(FEW, members), members)).plan
+        beside = plan["groups"][0]["received_bytes"] / parameters, PLANNED
         found = await received_bytes(folder, members, first, rounds)
-        figures.append(
-            Figure(
-                f"C, {members} members: a member receives in a round",
-                *(statistics.fmean(found) / parameters, "bytes a parameter", "≤ 0.53"),
-                digits=3,
-            )
-        )
+        name, value = f"C, {members} members: a member receives in a round", statistics.fmean(found) / parameters
+        figures.append(Figure(name, value, "bytes a parameter", "≤ 0.53", *beside, digits=3))
     return figures
 
 
 async def measure_round(folder: Path, millions: int, members: int) -> list[Figure]:
     """Measure rounds of a large model; millions of parameters, and members, are those of `LARGE`."""
+    plan = await planned_apart(folder, state(MILLIONS[millions], members), members)
     found = await timed(folder, MILLIONS[millions], members)
     name, model_mb = f"C, {millions} M x {members}", 4.0 * millions
     return [
-        Figure(f"{name}: a round", found.round_s, "s"),
+        Figure(f"{name}: a round", found.round_s, "s", "", plan.round_s, PLANNED),
         Figure(
             f"{name}: a client's peak",
             *(found.client_bytes / MB, "MB", f"≤ {3.2 * model_mb + 250:,.0f} MB", model_mb, "M in float32", 1),

@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.rounds.scale_load import Case, Measured, many_files, measured
+from benchmarks.goodput.reference import planned_apart
+from benchmarks.rounds.scale_load import Case, Measured, load_state, many_files, measured
 from benchmarks.rounds.scale_members import RawMember, RoundOfAll
 from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
@@ -79,6 +80,13 @@ def _measured(count: int, left_s: float) -> Measured | str:
         return lost_connections(errors)
 
 
+def planned_ms(count: int) -> float:
+    """Return the processor time in milliseconds that a plan has for each of so many members in a round."""
+    with tempfile.TemporaryDirectory(prefix="epochal-bench-") as folder:
+        found = asyncio.run(planned_apart(Path(folder), load_state(count, ROUNDS), count))
+    return 1000 * float(found.plan["machines"]["processor_part"]) * found.round_s / count
+
+
 def lost_connections(errors: ExceptionGroup) -> str:
     """Return why nothing was measured where connections failed. Raise the group if anything else did."""
     if errors.split(OSError)[1] is not None:
@@ -102,6 +110,6 @@ def measure(left_s: Callable[[], float]) -> list[Figure]:
             figures.append(Figure(name, None, "ms", "≤ 1.5 ms", baseline_name=found))
             continue
         last = found
-        about = f"a round takes {found.round_s:.2f} s; refused: {sum(found.refusals.values())}"
-        figures.append(Figure(name, found.cpu_s * 1000, "ms", "≤ 1.5 ms", None, about))
+        about = f"`epochal plan`; a round takes {found.round_s:.2f} s; refused: {sum(found.refusals.values())}"
+        figures.append(Figure(name, found.cpu_s * 1000, "ms", "≤ 1.5 ms", planned_ms(count), about))
     return figures
