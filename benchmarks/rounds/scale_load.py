@@ -31,6 +31,8 @@ JOINED_AT_ONCE = 500
 """Strangers have fewer connections than members: members join some at a time."""
 ROUND_S = 120.0
 """Time for a round, after which a measurement is given up."""
+ROUND_S_OF_MEMBER = 0.06
+"""The same for each member, where that is longer: processor time is measured on a busy machine, too."""
 POLL_S = 0.002
 MemberKind = Callable[[Crowd, ClientId, str, int, Exchange], RawMember]
 """Makes a member, as `RawMember` takes its arguments."""
@@ -100,15 +102,21 @@ class Measured:
     refusals: dict[str, int]
 
 
+def round_limit_s(count: int) -> float:
+    """Return the time for a round of so many members, after which a measurement is given up."""
+    return max(ROUND_S, ROUND_S_OF_MEMBER * count)
+
+
 def load_state(count: int, rounds: int, **config: object) -> str:
     """Return the state file of a run of so many members that lasts so many measured rounds."""
-    settings: dict[str, object] = dict.fromkeys(LONG, int(ROUND_S)) | {
+    round_s = int(round_limit_s(count))
+    settings: dict[str, object] = dict.fromkeys(LONG, round_s) | {
         "init_min_clients": count,
         "min_clients": count,
         "total_steps": WARMING_ROUNDS + rounds + 1,
         "epoch_time": 100_000,
         "waiting_for_members_extra_time": 0.05,
-        "max_round_train_time": int(ROUND_S),
+        "max_round_train_time": round_s,
         "global_batch_size_start": count,
         "global_batch_size_end": count,
     }
@@ -200,9 +208,10 @@ async def rounds_of(case: Case, served: Serving, kind: MemberKind = RawMember) -
     async with crowd_at(served) as (crowd, members):
         joined_s = await begin(served, case.members, crowd, members, kind)
         began_s = time.time()
-        await reached(crowd, first, ROUND_S * first)
+        limit_s = round_limit_s(case.members)
+        await reached(crowd, first, limit_s * first)
         before, own_s = served.used(), time.process_time()
-        await reached(crowd, last, ROUND_S * case.rounds)
+        await reached(crowd, last, limit_s * case.rounds)
         after, own_s = served.used(), time.process_time() - own_s
     return _summary(case, crowd, (empty, before, after), own_s, (joined_s, began_s))
 
