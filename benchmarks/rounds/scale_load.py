@@ -29,6 +29,7 @@ WARMING_ROUNDS = 2
 """The first round waits for the last to become ready, and the next one has a new roster."""
 JOINED_AT_ONCE = 500
 """Strangers have fewer connections than members: members join some at a time."""
+CONNECTED_AT_ONCE = 100
 ROUND_S = 120.0
 """Time for a round, after which a measurement is given up."""
 ROUND_S_OF_MEMBER = 0.06
@@ -165,10 +166,14 @@ async def begin(
 ) -> float:
     """Let so many members of a kind join and take part; return the seconds that their joins took."""
     joined_s, found = await joined(serving, count)
-    for number, (key, token) in enumerate(found):
-        exchange = await crowd.addresses.connect(number)
-        members.append(kind(crowd, key.client_id, token, number, exchange))
-        members[-1].start()
+    for at in range(0, count, CONNECTED_AT_ONCE):
+        numbers = range(at, min(at + CONNECTED_AT_ONCE, count))
+        async with asyncio.TaskGroup() as tasks:
+            connecting = [tasks.create_task(crowd.addresses.connect(number)) for number in numbers]
+        for number, task in zip(numbers, connecting, strict=True):
+            key, token = found[number]
+            members.append(kind(crowd, key.client_id, token, number, task.result()))
+            members[-1].start()
     return joined_s
 
 
