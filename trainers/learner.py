@@ -208,3 +208,25 @@ class TentativeInnerState:
         """Begin the next round with this state, and forget every other."""
         self._tentative.clear()
         self.committed = state
+
+
+class HoldsInnerState:
+    """The part of a trainer that decides about its inner state (`trainers/protocol.py`)."""
+
+    _inner_state: TentativeInnerState
+
+    def commit_inner_state(self) -> None:
+        self._inner_state.commit()
+
+    def roll_back_inner_state(self) -> None:
+        self._inner_state.roll_back()
+
+    def forget_inner_state(self) -> None:
+        self._inner_state.forget()
+
+    @property
+    def inner_state(self) -> InnerState:
+        return self._inner_state.newest
+
+    def adopt_inner_state(self, state: InnerState) -> None:
+        self._inner_state.adopt(state)

@@ -13,14 +13,14 @@ from epochal.runtime.worker_thread import Worker
 from epochal.state.config.model_table import InnerOptimizer
 from epochal.state.errors import TrainerFailed
 from epochal.state.model.tensors import Float32Array, Tensors
-from epochal.trainers.learner import NOT_FINITE, InnerState, Learner, Loss, Model, TentativeInnerState
+from epochal.trainers.learner import NOT_FINITE, HoldsInnerState, InnerState, Learner, Loss, Model, TentativeInnerState
 from epochal.trainers.protocol import TrainedRound
 
 LOSS, GRADIENT = "the loss", "the norm of the gradient"
 """Names, in messages, of the numbers that a local step leaves behind."""
 
 
-class LearnerTrainer:
+class LearnerTrainer(HoldsInnerState):
     """Trains a model on this machine.
 
     Args:
@@ -68,22 +68,6 @@ class LearnerTrainer:
             abandoned.set()
         self._inner_state.propose(state)
         return trained
-
-    def commit_inner_state(self) -> None:
-        self._inner_state.commit()
-
-    def roll_back_inner_state(self) -> None:
-        self._inner_state.roll_back()
-
-    def forget_inner_state(self) -> None:
-        self._inner_state.forget()
-
-    @property
-    def inner_state(self) -> InnerState:
-        return self._inner_state.newest
-
-    def adopt_inner_state(self, state: InnerState) -> None:
-        self._inner_state.adopt(state)
 
     async def aclose(self) -> None:
         await self._worker.aclose()

@@ -1,7 +1,7 @@
 """Routes of verifiers: results to compute again, by lease, and how far apart the two are."""
 
 from collections.abc import Awaitable, Callable
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
@@ -23,6 +23,15 @@ from epochal.state.messages.replay_messages import (
     ScoreReport,
 )
 from epochal.state.messages.requests import VERIFIER_PREFIX
+
+VerifierReport: TypeAlias = ReplayReport | ScoreReport | ReplayFailure | CalibrationReport
+REPORTS: tuple[tuple[str, type[VerifierReport], str], ...] = (
+    ("replays/reports", ReplayReport, "How far a result is from its replay"),
+    ("replays/scores", ScoreReport, "What a result is worth, where results are not computed again"),
+    ("replays/failures", ReplayFailure, "Why a result cannot be computed again"),
+    ("calibrations", CalibrationReport, "How far apart honest repetitions of the same work are"),
+)
+"""What verifiers report: where, its kind, and what that is."""
 
 
 def replay_routes(handlers: Handlers) -> APIRouter:
@@ -63,50 +72,21 @@ def replay_routes(handlers: Handlers) -> APIRouter:
         signed = handlers.tokens.data_ticket(VERIFIER_PREFIX + verifier, handlers.service.now_s())
         return document_response(DataTicket(signed, SESSION_LIFETIME_S))
 
-    _add_reports(router, handlers, verifier_of)
+    for place, kind, summary in REPORTS:
+        _add_report(router, handlers, verifier_of, (f"{RUN}/{place}", kind, summary))
     return router
 
 
-def _add_reports(router: APIRouter, handlers: Handlers, verifier_of: Callable[..., Awaitable[str]]) -> None:
-    """Add the routes by which verifiers report."""
-    replays = f"{RUN}/replays"
+def _add_report(
+    router: APIRouter,
+    handlers: Handlers,
+    verifier_of: Callable[..., Awaitable[str]],
+    route: tuple[str, type[VerifierReport], str],
+) -> None:
+    """Add a route by which verifiers report."""
+    place, kind, summary = route
 
-    @router.post(
-        f"{replays}/reports",
-        summary="How far a result is from its replay",
-        status_code=204,
-        openapi_extra=takes(body=ReplayReport),
-    )
+    @router.post(place, summary=summary, status_code=204, openapi_extra=takes(body=kind))
     async def report(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_of_verifier(verifier, await read_message(request, ReplayReport))
-        return Response(status_code=204)
-
-    @router.post(
-        f"{replays}/scores",
-        summary="What a result is worth, where results are not computed again",
-        status_code=204,
-        openapi_extra=takes(body=ScoreReport),
-    )
-    async def score(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_of_verifier(verifier, await read_message(request, ScoreReport))
-        return Response(status_code=204)
-
-    @router.post(
-        f"{replays}/failures",
-        summary="Why a result cannot be computed again",
-        status_code=204,
-        openapi_extra=takes(body=ReplayFailure),
-    )
-    async def fail(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_of_verifier(verifier, await read_message(request, ReplayFailure))
-        return Response(status_code=204)
-
-    @router.post(
-        f"{RUN}/calibrations",
-        summary="How far apart honest repetitions of the same work are",
-        status_code=204,
-        openapi_extra=takes(body=CalibrationReport),
-    )
-    async def calibrate(verifier: Annotated[str, Depends(verifier_of)], request: Request) -> Response:
-        await handlers.report_of_verifier(verifier, await read_message(request, CalibrationReport))
+        await handlers.report_of_verifier(verifier, await read_message(request, kind))
         return Response(status_code=204)

@@ -20,7 +20,7 @@ from epochal.state.errors import DataError, InvalidInput, TrainerFailed
 from epochal.state.model.computed_class import UNKNOWN_CLASS
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import open_model
-from epochal.trainers.learner import NOT_FINITE, InnerState, Loss, TentativeInnerState
+from epochal.trainers.learner import NOT_FINITE, HoldsInnerState, InnerState, Loss, TentativeInnerState
 from epochal.trainers.mesh.launcher import MeshBroken, MeshProcesses, RoundTensors
 from epochal.trainers.mesh.mesh_messages import INNER, PARAMETERS, Failed, RoundDone, RoundTask, SentTensor
 from epochal.trainers.mesh.mesh_options import MeshOptions
@@ -34,7 +34,7 @@ DATA_ERRORS: Mapping[str, type[DataError]] = {
 }
 
 
-class MeshTrainer:
+class MeshTrainer(HoldsInnerState):
     """Trains a model in the processes of a mesh. Make one with `open`.
 
     Args:
@@ -136,22 +136,6 @@ class MeshTrainer:
             raise TrainerFailed(message, step=plan.step) from error
         self._fitting_places = error.fitting_places
         log.warning("micro_batch_halved", extra={"places": error.fitting_places, "reason": error.message})
-
-    def commit_inner_state(self) -> None:
-        self._inner_state.commit()
-
-    def roll_back_inner_state(self) -> None:
-        self._inner_state.roll_back()
-
-    def forget_inner_state(self) -> None:
-        self._inner_state.forget()
-
-    @property
-    def inner_state(self) -> InnerState:
-        return self._inner_state.newest
-
-    def adopt_inner_state(self, state: InnerState) -> None:
-        self._inner_state.adopt(state)
 
     def _log_rows(self, plan: RoundPlan, rows_loaded: list[int]) -> None:
         """Log the rows of each process. Many rows that are padded mean that local steps are too small.
