@@ -111,10 +111,9 @@ def _plan_of(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
     if whole < config.init_min_clients:
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
         return Plan(sizes, whole, text, notes)
-    scale = Scale.of(state, groups, options.most_played)
     encodings = state.merge.codec, state.merge.update_codec
     model = RoundModel(sizes, options.links, options.costs, *encodings, state.blobs.store is not None, whole)
-    played = PlayedRun(state, groups, model, scale)
+    played = PlayedRun(groups, model, Scale.of(state, groups, options.most_played))
     played.play(SETTLING_ROUNDS + MEASURED_ROUNDS)
     measured = [found for found in played.rounds[SETTLING_ROUNDS:] if found.applied_batches]
     if not measured:

@@ -19,7 +19,6 @@ from epochal.state.assignment import proven_ahead
 from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.model_table import Architecture, ModelSpec
-from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
@@ -108,14 +107,13 @@ class PlayedRun:
     """A run with these clients, all there from the beginning.
 
     Args:
-        state: the run's state file.
-        groups: its clients.
-        model: of its rounds.
-        scale: how many of the clients are played.
+        groups: the clients.
+        model: of the run's rounds.
+        scale: how many of the clients are played, of which run.
     """
 
-    def __init__(self, state: StateFile, groups: Sequence[ClientGroup], model: RoundModel, scale: Scale) -> None:
-        self.state, self.groups, self.model, self.scale = scale.state(state), groups, model, scale
+    def __init__(self, groups: Sequence[ClientGroup], model: RoundModel, scale: Scale) -> None:
+        self.state, self.groups, self.model, self.scale = scale.state, groups, model, scale
         self.clients: dict[ClientId, int] = {}
         """The number of each client's group; each is played for others that are alike."""
         self.rounds: list[PlayedRound] = []

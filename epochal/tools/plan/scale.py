@@ -31,20 +31,18 @@ class Scale:
         counts: number of played clients of each group.
         copies: number of clients for which each of a group stands.
         result_copies: number of results for which each of a group's stands.
+        witness_copies: number of witnesses for which each played one stands.
         batches: of a played round.
-        witnesses: number of played ones; 0 for everyone.
-        witness_copies: number of witnesses for which each stands.
-        min_clients, init_min_clients: of the played run.
+        state: the state file of the run that is played: open, without an end, with rounds of one size. Its results all
+            pass: nobody verifies them.
     """
 
     counts: tuple[int, ...]
     copies: tuple[float, ...]
     result_copies: tuple[float, ...]
-    batches: int
-    witnesses: int
     witness_copies: float
-    min_clients: int
-    init_min_clients: int
+    batches: int
+    state: StateFile
 
     @classmethod
     def of(cls, state: StateFile, groups: Sequence[ClientGroup], most: int) -> Self:
@@ -70,37 +68,19 @@ class Scale:
             result_copies, speeds = copies, [group.tokens_per_s for group in groups]
             share = np.dot(counts, speeds) / np.dot(numbers, speeds)
             played_batches = max(1, round(batches * share))
-        return cls(
-            counts=tuple(counts),
-            copies=copies,
-            result_copies=result_copies,
-            batches=played_batches,
-            witnesses=played_witnesses if played < whole else config.witness_nodes,
-            witness_copies=witnesses / played_witnesses,
-            min_clients=round(config.min_clients * played / whole) or 1,
-            init_min_clients=round(config.init_min_clients * played / whole) or 1,
-        )
-
-    def state(self, state: StateFile) -> StateFile:
-        """Return the state file of the run that is played: open, without an end, with rounds of one size.
-
-        Its results all pass: nobody verifies them.
-        """
-        config = state.config.model_copy(
-            update={
-                "epoch_time": FOREVER_S,
-                "total_steps": FOREVER_STEPS,
-                "global_batch_size_start": self.batches,
-                "global_batch_size_end": self.batches,
-                "global_batch_size_warmup_tokens": 0,
-                "data_fingerprint": None,
-                "checkpoint_every": 0,
-                "witness_nodes": self.witnesses,
-                "min_clients": self.min_clients,
-                "init_min_clients": self.init_min_clients,
-            }
-        )
+        changed = {
+            "epoch_time": FOREVER_S,
+            "total_steps": FOREVER_STEPS,
+            "global_batch_size_start": played_batches,
+            "global_batch_size_end": played_batches,
+            "global_batch_size_warmup_tokens": 0,
+            "data_fingerprint": None,
+            "checkpoint_every": 0,
+            "witness_nodes": played_witnesses if played < whole else config.witness_nodes,
+            "min_clients": round(config.min_clients * played / whole) or 1,
+            "init_min_clients": round(config.init_min_clients * played / whole) or 1,
+        }
         progress = state.progress.model_copy(update={"step": 1, "epoch": 0, "epoch_start_data_index": 0})
-        open_run = {"access": Access(), "verify": None, "run_state": None, "changes": ()}
-        update = open_run | {"config": config, "progress": progress}
-        return state.model_copy(update=update)
+        open_run = {"access": Access(), "verify": None, "run_state": None, "changes": (), "progress": progress}
+        played_state = state.model_copy(update=open_run | {"config": config.model_copy(update=changed)})
+        return cls(tuple(counts), copies, result_copies, witnesses / played_witnesses, played_batches, played_state)

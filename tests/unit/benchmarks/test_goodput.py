@@ -209,7 +209,7 @@ def test_measured_rounds_of_a_run_with_delay_are_trained_ahead() -> None:
     options, sizes = PlanOptions(), sizes_of(state, None)
     encodings = state.merge.codec, state.merge.update_codec
     model = RoundModel(sizes, options.links, options.costs, *encodings, False, reference_rows.CLIENTS)
-    played = PlayedRun(state, groups, model, Scale.of(state, groups, options.most_played))
+    played = PlayedRun(groups, model, Scale.of(state, groups, options.most_played))
     played.play(SETTLING_ROUNDS + 1)
     settled_s = _length_s(played.rounds[-1])
     assert _length_s(played.rounds[reference_rows.FIRST - 2]) > 1.3 * settled_s
