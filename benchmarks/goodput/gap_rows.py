@@ -28,9 +28,9 @@ MODELS = {
 MEMBERS = 2
 LINE = Line(down_bytes_per_s=12.5e6, up_bytes_per_s=125e6, round_trip_s=0.04, batch_s=1.0)
 """A home's link downwards, 100 Mbit/s; upwards it does not matter here."""
-FIRST, LAST = 3, 6
+FIRST, LAST = 3, 5
 """The first gap that counts is after this round, the last one before that."""
-WITHIN_S = 180.0
+WITHIN_S = 300.0
 BEYOND_S_PER_MILLION = 0.002
 """What a gap may take beyond its bytes: 2 s for a billion parameters."""
 
