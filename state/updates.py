@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
-from epochal.state.codecs.codec import Block, EncodedTensor, parts_of
+from epochal.state.codecs.codec import Block, EncodedTensor, PartMap, parts_of
 from epochal.state.codecs.codecs_by_name import FLOAT32, codec_named
 from epochal.state.codecs.record_codec import RecordCodec
 from epochal.state.codecs.sparse import SparseCodec
@@ -22,7 +22,7 @@ from epochal.state.config.state_file import MergeConfig
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import InternalError, InvalidDocument
 from epochal.state.intervals import total_batches
-from epochal.state.merging import CHUNK_ELEMENTS, Diverged, Stretch
+from epochal.state.merging import CHUNK_ELEMENTS, Diverged, Stretch, pieces_of
 from epochal.state.model.tensors import (
     BYTES_TYPE,
     FLOAT32_TYPE,
@@ -130,13 +130,20 @@ class UpdateSum:
         self._counts = counts
         self._total = 0
 
-    def add(self, weight: Weight, difference: Difference, read: Callable[[], None] = lambda: None) -> None:
+    def add(
+        self,
+        weight: Weight,
+        difference: Difference,
+        read: Callable[[], None] = lambda: None,
+        over: PartMap = map,
+    ) -> None:
         """Add a result: S ← S + w·d, with w the float32 of its batches times its factor, rounded once more.
 
         Args:
             weight: of the result.
             difference: `start − end` of every parameter, as the result holds it; decoded a part at a time.
             read: called after each part.
+            over: adds the parts; each value is added once, so that their order says nothing.
 
         Raises:
             InternalError: names or shapes that are not the model's, a weight that is none, a mean over senders of a
@@ -148,10 +155,14 @@ class UpdateSum:
             raise InternalError(f"a contribution of {weight.batch_count} batches, with factor {weight.factor}")
         factor = np.float32(ratio_as_float32(weight.batch_count, 1) * np.float32(weight.factor))
         self._total += weight.batch_count
-        with np.errstate(all="ignore"):  # overflow is found in the mean; underflow to a denormal is intended
-            for name, count in self.layout.counts():
-                place = slice(self._starts[name], self._starts[name] + count)
-                self._add_tensor(place, weight.batch_count, factor, difference[name], read)
+
+        def add(piece: tuple[Stretch, ...]) -> None:
+            with np.errstate(all="ignore"):  # overflow is found in the mean; underflow to a denormal is intended
+                for stretch in piece:
+                    self._add_stretch(stretch, weight.batch_count, factor, difference[stretch.name], read)
+
+        for _ in over(add, pieces_of(self.layout)):
+            pass
 
     def encoded(self, codec_name: str) -> Iterator[Block]:
         """Yield the mean Δ ← S ÷ float32(b), encoded, in name order and part by part.
@@ -181,25 +192,25 @@ class UpdateSum:
                 raise Diverged(f"the mean of the results of {name!a} is infinite", tensor=name)
             yield codec.encode(mean)
 
-    def _add_tensor(
+    def _add_stretch(
         self,
-        place: slice,
+        stretch: Stretch,
         batch_count: int,
         weight: np.float32,
         tensor: Float32Array | EncodedTensor,
         read: Callable[[], None],
     ) -> None:
-        sums = self._sums[place]
-        counts = None if self._counts is None else self._counts[place]
-        scratch = np.empty(min(CHUNK_ELEMENTS, sums.size), np.float32)
-        for start in range(0, sums.size, CHUNK_ELEMENTS):
-            part = sums[start : start + CHUNK_ELEMENTS]
+        first = self._starts[stretch.name]
+        scratch = np.empty(min(CHUNK_ELEMENTS, stretch.size), np.float32)
+        for start in range(stretch.start, stretch.stop, CHUNK_ELEMENTS):
+            place = slice(first + start, first + min(start + CHUNK_ELEMENTS, stretch.stop))
+            part, counts = self._sums[place], None if self._counts is None else self._counts[place]
             if isinstance(tensor, EncodedTensor) and isinstance(tensor.codec, SparseCodec):
                 indices, products = tensor.codec.sent(tensor.block, tensor.size, start, start + part.size)
                 np.multiply(products, weight, out=products)
                 part[indices] += products
                 if counts is not None:
-                    counts[start : start + part.size][indices] += batch_count
+                    counts[indices] += batch_count
             elif counts is not None:
                 raise InternalError("a mean over senders of a contribution that sends every element")
             elif isinstance(tensor, EncodedTensor) and isinstance(tensor.codec, RecordCodec):

@@ -19,9 +19,9 @@ from epochal.runtime.files.spool import DROPS_PAGES, Spool, SpoolFile
 from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.room_for_sums import room_for_sums
-from epochal.runtime.side_by_side import core_count
+from epochal.runtime.side_by_side import core_count, side_by_side
 from epochal.runtime.worker_thread import Worker
-from epochal.state.codecs.codec import Block
+from epochal.state.codecs.codec import Block, PartMap
 from epochal.state.codecs.compiled import compiled, load
 from epochal.state.config.state_file import MergeConfig
 from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, probe_bits, verify_arithmetic
@@ -139,11 +139,14 @@ class Merger:
             InternalError, InvalidResult: it does not fit; the caller's bug.
         """
 
+        over: PartMap = side_by_side if total.layout.size_bytes >= COMPILED_FROM_BYTES else map
+
         def work() -> None:
             verify_arithmetic()
             for weight, result in results:
                 found = decode_result(result, layout)[1]
-                total.add(weight, {name: found[name] for name, _ in total.layout.entries}, self._dropping(result))
+                own = {name: found[name] for name, _ in total.layout.entries}
+                total.add(weight, own, self._dropping(result), over)
 
         await self._worker.run(work)
 

@@ -21,7 +21,8 @@ from epochal.state.model.tensors import Float32Array, Readable, TensorLayout
 Block: TypeAlias = npt.NDArray[Any]
 """An encoded tensor as it lies in a file: `uint8` of one dimension, or the float32 tensor itself."""
 
-R = TypeVar("R", covariant=True)
+T = TypeVar("T")
+R = TypeVar("R")
 
 LEAST_SCALE = np.float32(2.0**-126)
 """The smallest normal float32: the smallest scale or level, so that no product of it is a denormal."""
@@ -80,9 +81,9 @@ class Codec(Protocol):
 
 
 class PartMap(Protocol):
-    """Applies a function to the parts of a tensor, as `map` does, or side by side in several threads."""
+    """Applies a function to parts, as `map` does, or side by side in several threads."""
 
-    def __call__(self, call: Callable[[slice], R], items: Iterable[slice], /) -> Iterator[R]: ...
+    def __call__(self, call: Callable[[T], R], items: Iterable[T], /) -> Iterator[R]: ...
 
 
 def parts_of(codec: Codec, count: int) -> Iterator[slice]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from epochal.runtime.side_by_side import side_by_side
+from epochal.state import merging
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InternalError, InvalidDocument
@@ -163,6 +166,22 @@ def test_order_of_the_outcome_matters_and_is_kept() -> None:
     large, small, other = ((Weight(1), {"w": np.array([x], np.float32)}) for x in (1e8, 1.0, -1e8))
     assert float(mean_over([large, other, small])[0]) == float(nearest(Fraction(1, 3)))
     assert float(mean_over([large, small, other])[0]) == 0
+
+
+@pytest.mark.parametrize("codec", ["int4", "sparse-64"])
+def test_sum_is_the_same_if_threads_add_its_pieces(codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "PIECE_ELEMENTS", CHUNK_ELEMENTS)
+    sizes = {"a": 300, "b": 3 * CHUNK_ELEMENTS + 77, "c": CHUNK_ELEMENTS}
+    layout, found = TensorLayout(tuple((name, (size,)) for name, size in sizes.items())), list[Float32Array]()
+    results = [{name: encoded(codec, seed, size) for name, size in sizes.items()} for seed in range(3)]
+    for over in (map, partial(side_by_side, thread_count=3)):
+        sums = np.zeros(sum(sizes.values()), np.float32)
+        total = UpdateSum(layout, "all", sums, None)
+        for count, result in enumerate(results, 1):
+            total.add(Weight(count, 0.3), result, over=over)
+        found.append(sums)
+    assert found[0].any()
+    assert np.array_equal(found[0].view(np.uint32), found[1].view(np.uint32))
 
 
 @given(weights, weights)
