@@ -177,7 +177,8 @@ async def _measured(rows: Sequence[str], folder: Path, budget: Budget) -> list[F
         for large in exchange_rows.LARGE:
             figures += await budget.row("rounds", exchange_rows.measure_round(folder, *large))
     if "gap" in rows:
-        figures += await budget.row("gap", gap_rows.measure(folder))
+        for millions in gap_rows.MODELS:
+            figures += await budget.row("gap", gap_rows.measure(folder, millions))
     return figures
 
 
