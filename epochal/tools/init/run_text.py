@@ -159,7 +159,7 @@ clip_grad_norm = 1.0
 
 [merge]
 local_steps = {merge["local_steps"]}                       # {_price(int(merge["local_steps"]), run.optimizer)}
-{_codec_text(run.codec)}{_update_text()}{_repeatable_text(run, int(merge["local_steps"]))}"""
+{_codec_text(run.codec)}{_update_text(int(merge["local_steps"]))}{_repeatable_text(run, int(merge["local_steps"]))}"""
 
 
 def _codec_text(fields: Mapping[str, Any]) -> str:
@@ -167,10 +167,10 @@ def _codec_text(fields: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {_value(value)}{note if name == 'codec' else ''}\n" for name, value in fields.items())
 
 
-def _update_text() -> str:
-    update = MergeConfig().update
-    price = shown_loss(loss_factor(MergeConfig(update="exact"), MergeConfig()))
-    return f'# update = "{update}"  # of what all clients receive; a small model: {price} beside "exact"\n'
+def _update_text(local_steps: int) -> str:
+    usual = MergeConfig(local_steps=local_steps)
+    price = shown_loss(loss_factor(usual.model_copy(update={"update": "exact"}), usual))
+    return f'# update = "{usual.update}"  # of what all clients receive; a small model: {price} beside "exact"\n'
 
 
 def _price(local_steps: int, optimizer: OptimizerName) -> str:

@@ -22,7 +22,7 @@ from epochal.tools.init.proposal import LEAST_S, MOST_LOSS
 from epochal.tools.init.run_text import NewRun, checkpoint_every, state_text
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
-from epochal.tools.quality import MEASURED, optimizer_of, shown_loss
+from epochal.tools.quality import loss_factor, optimizer_of, shown_loss
 from tests.support.drive.cli import run_main
 from tests.support.heavy import need_module
 from tests.support.thinned import thinned
@@ -215,10 +215,11 @@ def test_local_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:
 
 def test_update_of_a_new_run_is_written_with_its_price(tmp_path: Path) -> None:
     run_main("init", str(tmp_path)).expect(0)
-    (row,) = (row for row in MEASURED if row.choice == "update")
-    note = f'# of what all clients receive; a small model: {shown_loss(row.ratio)} beside "exact"'
-    assert f'\n# update = "{row.merge.update}"                       {note}\n' in (tmp_path / "state.toml").read_text()
-    assert state_in(tmp_path).merge.update == row.merge.update
+    merge = state_in(tmp_path).merge
+    price = shown_loss(loss_factor(merge.model_copy(update={"update": "exact"}), merge))
+    note = f'# of what all clients receive; a small model: {price} beside "exact"'
+    assert "measured" not in price
+    assert f'\n# update = "{merge.update}"                       {note}\n' in (tmp_path / "state.toml").read_text()
 
 
 def test_run_by_invitation_has_one_that_the_command_shows(tmp_path: Path) -> None:
