@@ -29,7 +29,7 @@ LARGE = ((100, 2), (50, 4), (50, 8), (50, 16))
 """Millions of parameters, and members, of the rounds that are timed."""
 WARM, TIMED = 3, 2
 WITHIN_S = 240.0
-PLANNED = "`epochal plan`, for members with a machine each"
+PLANNED = "`epochal plan`, a machine each"
 PEAK = "VmHWM"
 PEAK_ANEW = "5"
 

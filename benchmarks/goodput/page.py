@@ -90,7 +90,8 @@ def before_table(figures: Sequence[Figure], before: Before | None) -> str:
     lines = [
         "## Before",
         "",
-        f"The same rows at commit {before.commit}, {before.date}, on {before.machine}.",
+        f"The same rows at commit {before.commit}, {before.date}, on {before.machine}. Those that are missing did not "
+        "exist there.",
         "",
         "| figure | before |",
         "|---|---|",
