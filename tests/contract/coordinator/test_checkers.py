@@ -82,7 +82,7 @@ async def test_checker_reads_results_and_the_journal_says_so(
     assert len(said) == 2
     keys = {f"/{BUCKET}/{PREFIX}/blobs/{sha256_hex(data)}" for data in results}
     reads = [request for request in door.requests if request.method == "GET" and request.path in keys]
-    assert [request.is_signed_url for request in reads] == [True, True]
+    assert sum(request.is_signed_url for request in reads) == 2  # the others are of the coordinator, for its sum
 
 
 async def test_checker_refuses_what_the_coordinator_would_refuse(run: Served, clients: list[WireClient]) -> None:
