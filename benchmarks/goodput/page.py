@@ -52,8 +52,8 @@ NOTES = (
     f"(`max_share = 1/{len(speed_rows.MACHINES)}`) the slowest ones decide.",
     "**C** counts all that a client's relay passes to it; rounds and memory, of millions of parameters x members, are "
     "measured without relays. **Gap** (`python -m benchmarks goodput-gap`) is the time from the last verified result "
-    "of a round to the first local step of the next one; other programs had most of the processors then. By itself, "
-    "making an update of a billion parameters takes 10 s of processor, and applying it 7 s, on up to eight cores. In "
+    "of a round to the first local step of the next one, where coordinator and clients share two cores: making an "
+    "update of a billion parameters takes 10 s of processor, applying it 7 s, on up to eight. In "
     f"**E** {churn_rows.CLIENTS} clients come and go, with a "
     f"mean stay of {churn_rows.MEAN_STAY_ROUNDS} rounds; a quarter of those that leave vanish. **Members** are raw "
     "clients in one process, which ask for their part of each outcome and fetch its update, as clients do.",
