@@ -223,7 +223,7 @@ def test_each_suggestion_says_its_factor_and_its_price() -> None:
     assert losses['[merge] codec = "sparse"'] == pytest.approx(1.041, abs=1e-3)
     text = " ".join(plan_text(found).split())
     assert "x the tokens/s, loss + 4.0 %," in text
-    assert "loss + 1.4 % beside one machine with AdamW and the same tokens; measured with a small model" in text
+    assert "loss + 1.3 % beside one machine with AdamW and the same tokens; measured with a small model" in text
     (sparse,) = (told.change for told in found.suggestions if "sparse" in told.change)
     assert sparse.endswith('mean = "senders", outer_lr = 1.0, outer_momentum = 0.0')
 
