@@ -31,8 +31,6 @@ OF_CODEC = ("codec", "sparse_keep", "error_feedback", "mean", "outer_lr", "outer
 OF_DELAY = ("delay", "outer_lr", "outer_momentum")
 """The fields that are chosen together with a delay."""
 
-_Bench = tuple[int, int]
-"""Local steps of a round and parameters of a model with which choices were measured."""
 RATED = TensorLayout((("w", (1 << 20,)),))
 """Values of which the sizes of codecs are compared."""
 
@@ -140,16 +138,15 @@ def best_of_delay(local_steps: int, optimizer: OptimizerName = "AdamW") -> Measu
 
 
 def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
-    """Return the codecs that lose at most `MOST_OF_CODEC` of float32's loss wherever they were measured, by name.
+    """Return the codecs that lose at most `MOST_OF_CODEC` of float32's loss in each of the rounds measured, by name.
 
-    Each has the settings with which it lost least, with the same model and rounds of the same length, and the row in
-    which it lost most.
+    Each has the settings with which it lost least in rounds of the same length, and the round in which it lost most.
     """
-    settings: dict[tuple[Any, ...], dict[_Bench, Measured]] = {}
+    settings: dict[tuple[Any, ...], dict[int, Measured]] = {}
     for row in rows:
         if row.choice == "codec":
-            settings.setdefault(_of_codec(row.merge), {})[row.merge.local_steps, row.parameters] = row
-    found: dict[str, dict[_Bench, Measured]] = {}
+            settings.setdefault(_of_codec(row.merge), {})[row.merge.local_steps] = row
+    found: dict[str, dict[int, Measured]] = {}
     for measured in settings.values():
         codec = _worst(measured).merge.codec
         if _worst(measured).ratio <= MOST_OF_CODEC and (codec not in found or _loses_less(measured, found[codec])):
@@ -157,14 +154,14 @@ def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
     return {codec: _worst(measured) for codec, measured in found.items()}
 
 
-def _worst(measured: Mapping[_Bench, Measured]) -> Measured:
+def _worst(measured: Mapping[int, Measured]) -> Measured:
     return max(measured.values(), key=lambda row: row.ratio)
 
 
-def _loses_less(one: Mapping[_Bench, Measured], other: Mapping[_Bench, Measured]) -> bool:
+def _loses_less(one: Mapping[int, Measured], other: Mapping[int, Measured]) -> bool:
     """Whether settings lose less than others: in the rounds in which both were measured, else in the worst of each."""
     if both := one.keys() & other.keys():
-        return fmean(one[bench].ratio for bench in both) < fmean(other[bench].ratio for bench in both)
+        return fmean(one[steps].ratio for steps in both) < fmean(other[steps].ratio for steps in both)
     return _worst(one).ratio < _worst(other).ratio
 
 
@@ -244,10 +241,11 @@ def shown_loss(factor: float | None) -> str:
 
 def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
     """Return how the loss of a table was measured, as a sentence's end: with what, and what of it was not."""
-    nearest = min(measured_rounds(optimizer), key=lambda row: _apart(row, merge.local_steps))
-    millions, clients = f"{nearest.parameters / 1e6:.2g} M", nearest.clients
+    millions = " and ".join(f"{count / 1e6:.2g} M" for count in sorted({row.parameters for row in MEASURED}))
+    clients = " or ".join(str(count) for count in sorted({row.clients for row in MEASURED}))
     parts = [f"measured with a small model ({millions} parameters, {clients} clients: {PAGE})"]
     parts.append("yours may lose less or more")
+    nearest = min(measured_rounds(optimizer), key=lambda row: _apart(row, merge.local_steps))
     parts.append(f"rounds of {nearest.merge.local_steps}: {_shown_seeds(nearest)}")
     of_codec = _without_delay(merge)
     rounds = sorted(row.merge.local_steps for row in _codec_rows(of_codec))

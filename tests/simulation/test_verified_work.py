@@ -334,16 +334,21 @@ def test_without_any_verifier_rounds_go_on_and_nothing_is_kept_for_long() -> Non
     assert verification.counts.dropped > 0
 
 
+def play_with_small_parts(found: VerifiedRun, new: frozenset[ClientId], rounds: int) -> None:
+    """Play rounds, in each of which new keys have a quarter of the batches at most, and stay new."""
+    for _ in range(rounds):
+        found.play(1)
+        of_new, of_all = found.batches_of(new)
+        assert of_new <= of_all // 4
+        assert not found.proven() & new
+
+
 @thinned("percent", [5, 50, 100])
 def test_without_any_verifier_new_keys_keep_a_small_part_for_ever(percent: int) -> None:
     found = VerifiedRun([], [], percent=percent, liars=0)
     found.play(6)
     new = found.join(range(100, 120), Lie(1))
-    for _ in range(30):
-        found.play(1)
-        of_new, of_all = found.batches_of(new)
-        assert of_new <= of_all // 4
-        assert not found.proven() & new
+    play_with_small_parts(found, new, 30)
     assert all(found.run.members.by_id[one].trust.rounds == 0 for one in new)
     check(found)
 
@@ -354,11 +359,7 @@ def test_a_thousand_new_keys_have_a_quarter_of_the_work_and_delay_no_one() -> No
     found = VerifiedRun([Verifier(f"honest {number}", per_round=30) for number in range(2)], [Lie(1)], liars=2)
     found.play(6)
     new = found.join(range(1000, 2000), Lie(1))
-    for _ in range(20):
-        found.play(1)
-        of_new, of_all = found.batches_of(new)
-        assert of_new <= of_all // 4
-        assert not found.proven() & new
+    play_with_small_parts(found, new, 20)
     told = check(found)
     assert set(convicted(told)) <= found.lies.keys()
     assert len(convicted(told)) >= 100
