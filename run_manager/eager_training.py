@@ -1,9 +1,9 @@
 """Training for a round that has not begun, from this client's own last result (`merge.delay`, `docs/merging.md`).
 
-Theory of operation. As a round begins, the run document promises the work of the next one. As soon as this client has
-its result, it takes the outer step that this result alone makes of the round's replica, and trains from there, beside
-the upload, the outcome and the update. When the result of the promised round is ready, the client binds itself to it.
-The bytes go out once the promised round has begun.
+Theory of operation. During a round, the run document promises the work of the next one. As soon as this client has its
+result and the promise, it takes the outer step that this result alone makes of the round's replica, and trains from
+there, beside the upload, the outcome and the update. When the result of the promised round is ready, the client binds
+itself to it. The bytes go out once the promised round has begun.
 
 The rule kept here: the work counts only if the run document's next round is the promised one, and the last outcome
 contains the result from which it began. Otherwise it is dropped, with what the trainer and the codec kept of it, and
@@ -35,8 +35,9 @@ class _Eager:
     """Work for a promised round.
 
     Attributes:
-        base: the round before, in which the work was promised.
+        base: the round before, in which the work is promised.
         own: this client's result of that round.
+        promised: the document that promises it, once it is there.
         work: None while it is not known; it stays so if the client has none.
         result: None until it is ready, or if there is none.
         ended: set when nothing more comes.
@@ -44,6 +45,7 @@ class _Eager:
 
     base: RoundHead
     own: OwnResult
+    promised: asyncio.Future[RunDocument] = field(default_factory=asyncio.Future)
     work: RoundWork | None = None
     result: OwnResult | None = None
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,17 +76,21 @@ class EagerTraining:
         self._data_ahead = data_ahead
         self._task = BackgroundTask(group, "eager training")
         self._eager: _Eager | None = None
-        self._round: RoundHead | None = None
+        self._document: RunDocument | None = None
 
     def is_for(self, head: RoundHead) -> bool:
         """Return whether this client trains, or has trained, for this round."""
-        return self._eager is not None and _follows(self._eager.base, head)
+        eager = self._eager
+        return eager is not None and eager.promised.done() and _follows(eager.base, head)
 
     async def apply_state(self, document: RunDocument) -> None:
-        """Drop the work unless the document's round is the one in which it was promised, or the one that follows."""
-        self._round = document.round
-        eager = self._eager
-        if eager is not None and self._round != eager.base and not (self._round and _follows(eager.base, self._round)):
+        """Drop the work unless the document's round is the one in which it is promised, or the one that follows."""
+        self._document, eager = document, self._eager
+        if eager is None:
+            return
+        if document.round == eager.base:
+            _note_promise(eager, document)
+        elif document.round is None or not _follows(eager.base, document.round):
             await self.stop()
 
     async def stop(self) -> None:
@@ -93,17 +99,19 @@ class EagerTraining:
         await self._task.replace(None)
 
     async def begin(self, document: RunDocument, state: StateFile, own: OwnResult) -> None:
-        """Begin to train for the promised round, if there is one.
+        """Begin to train for the promised round, as soon as there is one.
 
         Args:
             document: of the round under way.
             state: the run's.
             own: this client's result of the round, which is about to be published.
         """
-        if not state.at(document.step).merge.delay or document.ahead is None or self._round != document.round:
+        newest = self._document
+        if not state.at(document.step).merge.delay or newest is None or newest.round != document.round:
             return
         self._eager = _Eager(round_of(document), own)
-        await self._task.replace(self._run(document, state, self._eager))
+        _note_promise(self._eager, newest)
+        await self._task.replace(self._run(state, self._eager))
 
     async def take(self, mine: RoundWork) -> OwnResult | None:
         """Return the result of a round that has begun, as soon as it is ready; None if it has to be trained.
@@ -112,7 +120,9 @@ class EagerTraining:
         """
         eager = self._eager
         try:
-            if eager is None or tries_before(mine.attempt) or not await self._counts(eager):
+            if eager is None or not eager.promised.done() or tries_before(mine.attempt):
+                return None
+            if not await self._counts(eager):
                 return None
             await eager.ended.wait()
             is_same = eager.work is not None and eager.work.is_same(mine)
@@ -131,17 +141,17 @@ class EagerTraining:
             return False
         return outcome.result_sha256 == eager.own.sha256
 
-    async def _run(self, document: RunDocument, state: StateFile, eager: _Eager) -> None:
+    async def _run(self, state: StateFile, eager: _Eager) -> None:
         step = eager.base.step + 1
         try:
-            eager.result = await self._result(document, state, eager)
+            eager.result = await self._result(await eager.promised, state, eager)
         except (Refused, SpoolFull, Diverged) as error:
             if isinstance(error, Refused) and error.kind.retry is Retry.LEAVE:
                 raise
             log.warning("not_trained_ahead", extra={"step": step, "reason": error.message})
         finally:
             eager.ended.set()
-        if eager.result is not None and self._round == eager.base:
+        if eager.result is not None and self._document is not None and self._document.round == eager.base:
             await self._commit(eager.result)
 
     async def _result(self, document: RunDocument, state: StateFile, eager: _Eager) -> OwnResult | None:
@@ -183,6 +193,11 @@ class EagerTraining:
             if refusal.kind.retry is Retry.LEAVE:
                 raise
             log.debug("not_bound_ahead", extra={"kind": refusal.kind})  # the promised round has begun meanwhile
+
+
+def _note_promise(eager: _Eager, document: RunDocument) -> None:
+    if document.ahead is not None and not eager.promised.done():
+        eager.promised.set_result(document)
 
 
 def _follows(base: RoundHead, head: RoundHead) -> bool:

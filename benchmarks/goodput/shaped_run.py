@@ -77,7 +77,10 @@ class Member:
 
     def presence(self) -> Presence:
         """Return when it was there, and trained."""
-        return Presence(Span(self.start_s, self.end_s or time.time()), trained_spans(self.spans))
+        now_s = time.time()
+        return Presence(
+            Span(self.start_s, self.end_s or now_s), trained_spans(self.spans, now_s if self.end_s is None else None)
+        )
 
 
 def run_text(**overrides: Any) -> str:

@@ -25,7 +25,7 @@ NAME = "benchmarks.goodput.timed_noise:TimedNoise"
 BATCH_S_VARIABLE = "GOODPUT_BATCH_S"
 """Variable with the seconds that a batch takes."""
 SPANS_VARIABLE = "GOODPUT_SPANS"
-"""Variable with the file to which a line of JSON is added for each round that was trained."""
+"""Variable with the file to which lines of JSON are added: one as the training for a round begins, one as it ends."""
 NOISE_VALUES = 1 << 16
 """Number of different values; longer tensors repeat them."""
 NOISE_SCALE = 1e-4
@@ -46,6 +46,7 @@ class TimedNoise(NullTrainer):
         self, plan: RoundPlan, parameters: Mapping[str, Float32Array], batches: AsyncIterator[TokenBatch]
     ) -> TrainedRound:
         start_s = time.time()
+        _note({"step": plan.step, "start_s": start_s})
         trained = await super().train(plan, parameters, batches)
         difference = noise(trained.difference, plan.step)
         count = sum(batch_id.count for batch_id in plan.assignment)

@@ -32,12 +32,21 @@ class Presence:
     trained: tuple[Span, ...]
 
 
-def trained_spans(path: Path) -> tuple[Span, ...]:
-    """Return the times that a `TimedNoise` trainer has noted in a file; () if it never trained a whole round."""
+def trained_spans(path: Path, now_s: float | None = None) -> tuple[Span, ...]:
+    """Return the times that a `TimedNoise` trainer has noted in a file, in order; () if it never trained.
+
+    Args:
+        path: of the file.
+        now_s: for a trainer that is there still: a training that has not ended counts until now. None for one that is
+            gone: what it broke off counts for nothing.
+    """
     if not path.exists():
         return ()
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return tuple(Span(line["start_s"], line["end_s"]) for line in lines)
+    ends: dict[float, float | None] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        noted = json.loads(line)
+        ends[noted["start_s"]] = noted.get("end_s", now_s)
+    return tuple(Span(start_s, end_s) for start_s, end_s in ends.items() if end_s is not None)
 
 
 def training_parts(clients: Sequence[Presence], window: Span) -> list[float]:

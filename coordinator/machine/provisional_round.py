@@ -23,7 +23,7 @@ from epochal.coordinator.machine.round_conduct import earned_in, trusted_after
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done
-from epochal.coordinator.machine.work import named_ahead, plan_work, plan_work_for
+from epochal.coordinator.machine.work import named_ahead, plan_work, plan_work_for, promised_in_time
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId
@@ -39,15 +39,12 @@ _ANY_REPLICA = ""
 def looked_ahead(before: Run, after: Run) -> Run:
     """Return the run after a stimulus, with a new provisional next round if a round has begun or all of it is in.
 
-    With `merge.delay` the next round is promised, and stays what it was as the round began.
+    With `merge.delay` the next round is promised once, and stays what it is.
     """
+    if after.state_file.merge.delay:
+        return promised_in_time(after)
     current = after.round
-    if (
-        current is None
-        or after.state_file.merge.delay
-        or after.clock.phase not in ROUND_PHASES
-        or _stage(after) == _stage(before)
-    ):
+    if current is None or after.clock.phase not in ROUND_PHASES or _stage(after) == _stage(before):
         return after
     if current.ahead is not None and _is_as_expected(after, current):
         return after

@@ -2,12 +2,13 @@
 
 Suspected batches (`coordinator/machine/blame.py`) go to one client each, then come carried batches, then new ones.
 
-With `merge.delay` the work of the next round is drawn as a round begins, and promised to its clients, which train for
-it as soon as their own results are ready. It takes no batch from the run before its round begins, and has no suspects,
-so that it can be dropped without a trace: if the round before is void, if the epoch ends, or if too few of its clients
-are left. Members that have left keep their part, whose batches return without a miss. Members that have joined lately
-and are not ready yet get a newcomer's part, so that they need not wait for the promise after the next one; if they are
-not ready as their round begins, it returns too. Those that are not proven get their part only as their round begins.
+With `merge.delay` the work of the next round is drawn during the present one, and promised to its clients, which train
+for it as soon as their own results are ready. It is drawn late, so that few members join after it, but before anybody
+is expected to be ready, and in time to fetch its data. It takes no batch from the run before its round begins, and has
+no suspects, so that it can be dropped without a trace: if the round before is void, if the epoch ends, or if too few of
+its clients are left. Members that have left keep their part, whose batches return without a miss. Members that have
+joined lately and are not ready yet get a newcomer's part; if they are not ready as their round begins, it returns too.
+Those that are not proven get their part only as their round begins, unless their first result is verified by then.
 """
 
 from collections.abc import Sequence
@@ -28,10 +29,15 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
 from epochal.state.intervals import BatchId, subtract, take_positions, total_batches
+from epochal.state.phase_names import RunState
 from epochal.state.schedule import InnerSchedule, global_batch_size
 from epochal.state.weights import UsualNorm
 from epochal.state.wire import Blake3, ClientId, Seed, Sha256, document_digest
 
+PROMISED_AFTER = (4, 5)
+"""Part of the time until half of the work is expected to be done, after which the next round is promised."""
+MANY_READY = 8
+"""The next round is promised sooner if one in so many batches is done."""
 STEPS_TO_GET_READY = 2
 """Number of steps after that of its join for which a member that is not ready is promised a part."""
 
@@ -102,7 +108,9 @@ def begin_round(run: Run, seed: Seed) -> Run:
         replace(run.work, next_assignment_seed=seed, carried=planned.carried, cursor=planned.cursor),
     )
     run = mixed(run)
-    return replace(run, round=replace(current, ahead=_promise(run, current))) if run.state_file.merge.delay else run
+    if not run.state_file.merge.delay:
+        return run
+    return replace(run, round=replace(current, promise_from_s=_promise_from_s(run, current)))
 
 
 def in_force(run: Run) -> Run:
@@ -128,13 +136,45 @@ def _tasks(run: Run, planned: PlannedWork, seed: Seed, starts: EagerStarts | Non
     )
 
 
+def promised_in_time(run: Run) -> Run:
+    """Return a run with `merge.delay` with its next round promised, if it is time for it and one will follow."""
+    current = run.round
+    if current is None or current.ahead is not None or run.clock.phase is not RunState.ROUND_TRAIN:
+        return run
+    if elapsed_s(current, run.clock) < current.promise_from_s:
+        plan, bound = current.tasks.plan, current.results.commitments
+        done = sum(total_batches(plan.assignments[one]) for one in bound if one in plan.electorate)
+        if MANY_READY * done < plan.decisive_count:
+            return run
+    ahead = _promise(run, current)
+    return run if ahead is None else replace(run, round=replace(current, ahead=ahead))
+
+
+def _promise_from_s(run: Run, current: Round) -> float:
+    """Return when the round after one that begins now is to be promised, in seconds after its start."""
+    ends: list[tuple[float, int]] = []
+    for client_id, given in current.tasks.plan.assignments.items():
+        member, batches = run.members.by_id.get(client_id), total_batches(given)
+        if batches and member is not None and member.speed.is_known:
+            began_s = current.arrivals.get(client_id, NO_ARRIVALS).began_s
+            took_s = member.speed.time_us(batches) / 1e6 - member.speed.deliveries[-1].upload_ms / 1e3
+            ends.append((began_s + took_s, batches))
+    before, whole, half_s = 0, sum(batches for _, batches in ends), 0.0
+    for end_s, batches in sorted(ends):
+        if 2 * before >= whole:
+            break
+        before, half_s = before + batches, end_s
+    part, per = PROMISED_AFTER
+    return round(max(0.0, part * half_s / per), 3)
+
+
 def _promise(run: Run, current: Round) -> Ahead | None:
     """Return the next round, if one will follow that can be drawn now.
 
     Its clients are those that are ready now, and those that may be then.
 
     Args:
-        run: in the round that has just begun; whatever is due of it is not carried.
+        run: in the round; whatever is due of it is not carried.
         current: that round.
     """
     after = run.with_parts(replace(run.progress, step=run.progress.step + 1))
@@ -156,12 +196,13 @@ def _as_expected(run: Run, current: Round, member: Member) -> Sharing:
     """
     verify, awaiting = run.state_file.verify, run.members.verification.awaiting()
     one, given = Sharing.of(member, verify), current.tasks.plan.assignments.get(member.client_id)
-    if not given or not one.is_proven or member.conduct.missed:
+    is_proven = one.is_proven or (verify is None and member.client_id in current.results.verified)
+    if not given or not is_proven or member.conduct.missed:
         return one
     earned = earned_by(total_batches(given))
     if verify is not None:
         earned = earned_in(run.members, one.client_id, earned, verify, awaiting)
-    return one._replace(earned=earned)
+    return one._replace(earned=earned, is_proven=True)
 
 
 def _getting_ready(run: Run, ready: Sequence[Sharing]) -> list[Sharing]:

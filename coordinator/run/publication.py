@@ -124,15 +124,16 @@ class Readers:
     def _tell_members(self, known: RunDocument) -> None:
         """Send the new document to those who wait, now or later.
 
-        Later if it lacks the update without which nobody can begin its round, or if it names another next round only.
+        Later if it lacks the update without which nobody can begin its round, or if it names another next round only,
+        unless that is promised.
         """
-        document = self.published.document
+        document, is_hint = self.published.document, not self.run.state_file.merge.delay
         most_s, is_first = _update_awaited_s(self.run, document), document.step != self._awaited_step
         if most_s > 0 and not self._is_released and (is_first or self._members_timer is not None):
             if is_first:
                 self._awaited_step = document.step
                 self._tell_members_within(most_s)
-        elif document == replace(known, version=document.version, ahead=document.ahead) and not self._is_released:
+        elif is_hint and _is_same_but_ahead(known, document) and not self._is_released:
             if self._members_timer is None:
                 self._tell_members_within(AHEAD_TOLD_S)
         else:
@@ -246,6 +247,10 @@ class Readers:
             kept.move_to_end(sha256)
         while len(kept) > MAX_ROUND_DOCUMENTS:
             kept.popitem(last=False)
+
+
+def _is_same_but_ahead(known: RunDocument, document: RunDocument) -> bool:
+    return document == replace(known, version=document.version, ahead=document.ahead)
 
 
 def _update_awaited_s(run: Run, document: RunDocument) -> float:

@@ -72,6 +72,7 @@ class Round(Composed):
         witnessed: what its witnesses have attested.
         times: the times of its RoundTrain.
         ahead: the next round, provisional or promised; None if there is none.
+        promise_from_s: seconds after the start from which the next round is promised (`merge.delay`).
         arrivals: when each client's messages came, from which its speed follows.
         early: commitments to results of the promised next round.
     """
@@ -83,6 +84,7 @@ class Round(Composed):
     witnessed: RoundWitnessed = field(default_factory=RoundWitnessed)
     times: TrainTimes = field(default_factory=TrainTimes)
     ahead: Ahead | None = None
+    promise_from_s: float = 0.0
     arrivals: Mapped[ClientId, MessageTimes] = field(default_factory=dict)
     early: Mapped[ClientId, EarlyCommitment] = field(default_factory=dict)
 

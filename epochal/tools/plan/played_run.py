@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChanged
+from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import new_run
 from epochal.state.assignment import proven_ahead
@@ -63,6 +64,7 @@ class Stages:
         batches: of its assignment.
         delivery: the parts until its result is checked; None without work.
         sends_from_s: when it could send a result, at the earliest.
+        promised_s: when it knew its work in the next round (`merge.delay`).
         attests_s: as a witness, when it knows all results of the round.
     """
 
@@ -74,6 +76,7 @@ class Stages:
     batches: int = 0
     delivery: Delivery | None = None
     sends_from_s: float = 0.0
+    promised_s: float = 0.0
     attests_s: float | None = None
 
     @property
@@ -200,6 +203,8 @@ class PlayedRun:
         if phase is RunState.ROUND_TRAIN and current is not None and self._is_new(current.number):
             before, self._started_s, self._stages = self._stages, self.now_s, self._held()
             self._deliver(current, before)
+        if current is not None and current.ahead is not None and self._is_new((current.number, "promised")):
+            self._commit_ahead(current, current.ahead)
         if phase in ROUND_PHASES and current is not None and current.number in self._acted:
             is_settled = phase is not RunState.ROUND_TRAIN or not current.missing.pending
             if is_settled and self._is_new((current.number, "attested")):
@@ -257,7 +262,7 @@ class PlayedRun:
                 heard_s, held_s = stages.heard_s, stages.held_s
                 if _is_eager(client_id, current):
                     last, stages.sends_from_s = before[client_id], heard_s
-                    heard_s, held_s = last.heard_s, max(last.held_s, last.delivered.encoded_s)
+                    heard_s, held_s = last.heard_s, max(last.held_s, last.delivered.encoded_s, last.promised_s)
                 given = stages.batches, held_s, heard_s, stages.sends_from_s
                 one = Workers(self.groups[group], self.scale.result_copies[group], *given)
                 alike.setdefault(one, []).append(client_id)
@@ -274,18 +279,18 @@ class PlayedRun:
                     self._commit(client_id, number.step, number.attempt, delivery)
                 report = self._report(client_id, number.step, number.attempt)
                 self._at(delivery.verified_s, stimuli.ResultReceived(client_id, report, verdict))
-        self._commit_ahead(current)
 
-    def _commit_ahead(self, current: Round) -> None:
+    def _commit_ahead(self, current: Round, ahead: Ahead) -> None:
         """Let clients that train for the promised round bind themselves to their results of it."""
-        ahead = current.ahead
-        if ahead is None or not ahead.is_promised:
+        if not ahead.is_promised:
             return
         assigned = proven_ahead(ahead.roster or current.tasks.roster, ahead.work, current.tasks.seed)
         for client_id, stages in self._stages.items():
             batches = total_batches(assigned.get(client_id, ()))
             if stages.delivery is not None and batches:
-                begins_s, group = max(stages.held_s, stages.delivery.encoded_s), self.groups[stages.group]
+                group = self.groups[stages.group]
+                stages.promised_s = self.now_s + self.model.heard_s(group)
+                begins_s = max(stages.held_s, stages.delivery.encoded_s, stages.promised_s)
                 found = self.model.trained(Workers(group, 1, batches, begins_s, stages.heard_s))
                 self._commit(client_id, current.number.step + 1, 0, found)
 

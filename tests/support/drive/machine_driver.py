@@ -156,7 +156,7 @@ class Driver:
         current = self.run.round
         if current is not None and self.run.state_file.merge.delay:
             is_same = before is not None and before.tasks.plan is current.tasks.plan
-            assert not is_same or before is None or current.ahead is before.ahead
+            assert not is_same or before is None or before.ahead is None or current.ahead is before.ahead
             return
         if current is None or self.run.clock.phase is not RunState.ROUND_TRAIN:
             return

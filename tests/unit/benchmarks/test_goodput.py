@@ -85,8 +85,12 @@ def test_percentile_is_the_least_value_that_enough_do_not_exceed(percent: float,
 
 def test_spans_are_those_that_a_trainer_noted(tmp_path: Path) -> None:
     path = tmp_path / "trained.jsonl"
-    path.write_text('{"step": 1, "start_s": 1.5, "end_s": 2.5, "batches": 4}\n')
-    assert trained_spans(path) == (Span(1.5, 2.5),)
+    path.write_text('{"step": 1, "start_s": 1.5}\n{"step": 1, "start_s": 1.5, "end_s": 2.5, "batches": 4}\n')
+    assert trained_spans(path, 9.0) == trained_spans(path) == (Span(1.5, 2.5),)
+    with path.open("a") as file:
+        file.write('{"step": 2, "start_s": 2.5}\n')
+    assert trained_spans(path, 9.0) == (Span(1.5, 2.5), Span(2.5, 9.0))
+    assert trained_spans(path) == (Span(1.5, 2.5),), "a trainer that is gone has broken off the second"
     assert trained_spans(tmp_path / "never.jsonl") == ()
 
 

@@ -171,6 +171,58 @@ def test_part_of_a_newcomer_doubles_with_each_round() -> None:
     assert parts == [8, 8, 16, 32, 32], "the second one was promised before anything was known of it"
 
 
+def timed_ahead_of(members: int) -> Driver:
+    """A run of proven members that take ten seconds for their parts, at the beginning of a round."""
+    driver = ahead_of(members, config__global_batch_size_start=96, config__global_batch_size_end=96)
+    for _ in range(2):
+        driver.pass_time(10)
+        play_kept(driver)
+    return driver
+
+
+def test_next_round_is_promised_late_with_those_that_joined_until_then() -> None:
+    driver = timed_ahead_of(3)
+    assert driver.round.promise_from_s == pytest.approx(8.0)
+    driver.join(4)
+    driver.ready(client(4))
+    driver.pass_time(7.9)
+    assert driver.round.ahead is None
+    driver.pass_time(0.1)
+    before = driver.round
+    assert client(4) in {entry.client_id for entry in (promise(before).roster or before.tasks.roster).clients}
+    driver.join(5)
+    play_kept(driver)
+    assert is_promised_before(driver, before)
+    assert client(4) in driver.workers()
+    assert client(5) not in driver.workers()
+
+
+def test_next_round_is_promised_at_once_when_many_batches_are_done() -> None:
+    driver = timed_ahead_of(3)
+    workers, starts = driver.workers(), driver.round.tasks.starts
+    assert starts is not None
+    small = ResultCommitment(driver.round.number.step, 0, digest_of("soon"), 10, METRICS)
+    assert driver.round.ahead is None
+    driver.send(stimuli.ResultReceived(workers[0], small))
+    promise(driver.round)
+
+
+def test_newcomer_that_delivered_before_the_promise_is_promised_twice() -> None:
+    driver = timed_ahead_of(3)
+    driver.join(4)
+    driver.ready(client(4))
+    parts = list[int]()
+    while len(parts) < 3:
+        part = total_batches(driver.round.tasks.plan.assignments.get(client(4), ()))
+        parts += [part] * bool(part)
+        if part and client(4) not in driver.round.tasks.plan.electorate:
+            driver.deliver(client(4))
+            assert driver.round.ahead is None
+        driver.pass_time(10)
+        play_kept(driver)
+    assert parts == [6, 12, 24]
+
+
 def test_newcomer_that_is_not_ready_in_time_is_not_waited_for_nor_blamed() -> None:
     driver = ahead_of(3)
     driver.join(4)
