@@ -261,7 +261,6 @@ class Delivery:
         encoded_s: the result is a file.
         committed_s: it is announced, and others' results may be read.
         sent_s: its last byte has reached the coordinator, or the object store.
-        alone_s: how long the upload would have taken with the servers' links to itself.
         verified_s: it was checked.
     """
 
@@ -271,7 +270,6 @@ class Delivery:
     encoded_s: float
     committed_s: float
     sent_s: float
-    alone_s: float
     verified_s: float
 
 
@@ -442,11 +440,7 @@ class RoundModel:
         committed_s = (
             max(encoded_s, one.sends_from_s) + self.reported_s(one.group, one.count) + one.group.round_trip_s / 2
         )
-        alone_s = sizes.result_bytes / one.group.link.up_bytes_per_s + one.group.round_trip_s * (
-            1 if self.is_delivered else 3 if self.through_store else 2
-        )
-        alone_s += self.slow_start_s(sizes.result_bytes, one.group.link.up_bytes_per_s, one.group.round_trip_s)
-        return Delivery(one.held_s, trained_s, data_s, encoded_s, committed_s, 0.0, alone_s, 0.0)
+        return Delivery(one.held_s, trained_s, data_s, encoded_s, committed_s, 0.0, 0.0)
 
     def _checked(self, workers: Sequence[Workers], found: Sequence[Delivery]) -> list[Delivery]:
         """Return deliveries with the time at which each was checked; one from a store is read by the coordinator."""

@@ -16,7 +16,7 @@ from epochal.state.phase_names import RunState
 from epochal.state.round_model import UNLIMITED, ClientGroup, Costs, Link, Links, RoundModel
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import PlanOptions
-from epochal.tools.plan.sizes import sizes_of
+from epochal.tools.plan.sizes import round_model
 from epochal.trainers.architectures import open_model
 from epochal.trainers.null import NullTrainer
 from epochal.trainers.protocol import TrainedRound
@@ -73,8 +73,7 @@ def test_rounds_of_real_clients_take_what_the_plan_says(name: str) -> None:
         merge__update="exact",
     )
     options = PlanOptions(Links(server), Costs(commit_s=MAX_FSYNC_S, slow_start=False))
-    encodings = state.merge.codec, state.merge.update_codec
-    model = RoundModel(sizes_of(state), options.links, options.costs, *encodings, False, CLIENTS)
+    model = round_model(state, [group], options)
     starts: list[float] = []
 
     @in_virtual_time

@@ -133,13 +133,14 @@ class _Checked:
         """Note which timers cannot hold with modest lines. A model that is not known here is reported elsewhere."""
         if self._state is None or self._state[0].model.LLM.spec.dummy:
             return
-        from epochal.state.round_model import Links
-        from epochal.tools.plan.sizes import sizes_of
+        from epochal.tools.plan.plans import PlanOptions
+        from epochal.tools.plan.sizes import round_model
         from epochal.tools.plan.timers import modest_clients, timer_notes
 
         state, path = self._state
         with contextlib.suppress(InvalidInput, Unsupported):
-            notes = timer_notes(state, sizes_of(state), modest_clients(state), Links())
+            clients = modest_clients(state)
+            notes = timer_notes(state, round_model(state, clients, PlanOptions()), clients)
             self.notes += [f"{path}: {note.text}" for note in notes]
 
     def _take(self, found: "NamedFiles") -> None:

@@ -32,7 +32,6 @@ from epochal.tools.init.files import Written, files_of
 from epochal.tools.init.next_commands import next_commands
 from epochal.tools.init.run_text import NewRun
 from epochal.tools.plan.plan_text import plan_text
-from epochal.tools.plan.planner import check_groups
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.prepare.publishing import TRAIN, Preparation, preparation_of
@@ -209,7 +208,6 @@ def init(
     seq_len = seq_len or (512 if model == NGRAM else 1024)
     chosen = chosen_model(model, vocabulary, seq_len)
     groups = [parse_clients(text, "--clients") for text in clients or (DEFAULT_CLIENTS,)]
-    check_groups(groups)
     tokens = tokens or ("1 pass" if found.tokens else None)
     total_tokens = None if tokens is None else tokens_in_all(tokens, found)
     entries, invitation = _entries(access, allow_key or [])

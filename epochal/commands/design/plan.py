@@ -9,7 +9,7 @@ from epochal.cli.options.shared import JsonOption
 from epochal.state.round_model import UNLIMITED, Links
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.plan_text import plan_json, plan_text
-from epochal.tools.plan.planner import check_groups, plan_run
+from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_count, parse_link
 from epochal.tools.state_files import read_supported_state
@@ -56,7 +56,6 @@ def plan(
     """
     state = read_supported_state(state_path)
     groups = [parse_clients(text, "--clients") for text in clients]
-    check_groups(groups)
     links = Links(
         UNLIMITED if coordinator is None else parse_link(coordinator, "--coordinator"),
         UNLIMITED if store is None else parse_link(store, "--store"),

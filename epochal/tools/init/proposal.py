@@ -18,7 +18,7 @@ from epochal.tools.init.run_text import checkpoint_every
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.planner import plan_run
 from epochal.tools.plan.plans import Plan, PlanOptions
-from epochal.tools.plan.sizes import sizes_of
+from epochal.tools.plan.sizes import round_model, sizes_of
 from epochal.tools.plan.timers import SPARE, timer_notes
 from epochal.tools.quality import (
     loss_beside_one_machine,
@@ -186,7 +186,7 @@ def _roomy(state: StateFile) -> dict[str, float]:
 def _timers(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, found: Plan) -> dict[str, int]:
     """Return timers with the time that clients need, and epochs that are long beside what lies between two."""
     tight = _with(state, config=dict.fromkeys(LEAST_S, 0.001))
-    needed = {note.name: note.proposed for note in timer_notes(tight, found.sizes, groups, options.links)}
+    needed = {note.name: note.proposed for note in timer_notes(tight, round_model(tight, groups, options), groups)}
     timers = {name: max(least, needed.get(name, 0)) for name, least in LEAST_S.items()}
     round_s = found.round_s if math.isfinite(found.round_s) else 0.0
     timers["max_round_train_time"] = max(timers["max_round_train_time"], math.ceil(2 * SPARE * round_s))

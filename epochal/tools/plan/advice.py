@@ -108,12 +108,16 @@ def _line(field: tuple[str, object]) -> str:
 def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
     """Yield rounds of other numbers of local steps, as measured, and steps of more tokens, each for as many tokens."""
     config, steps = state.config, state.merge.local_steps
-    for other in (row.merge.local_steps for row in measured_rounds(optimizer_of(state))):
+    rows = [("", row.merge.local_steps, state) for row in measured_rounds(optimizer_of(state))]
+    llm, most_with_muon = state.model.LLM, measured_rounds("Muon")[-1].merge.local_steps
+    is_whole = llm.architecture in HF_ARCHITECTURES and llm.adapter is None
+    if isinstance(llm.optimizer, AdamW) and is_whole and most_with_muon > steps:
+        what = "Muon with twice the learning rate in the place of AdamW (docs/torch.md#muon), "
+        rows.append((what, most_with_muon, _with(state, "model", LLM=llm.model_copy(update={"optimizer": MUON}))))
+    for what, other, begun in rows:
         if other != steps:
-            text, changed = _resized(state, other / steps, found)
-            yield f"[merge] local_steps = {other}, {text}", _with(changed, "merge", local_steps=other), options
-    if isinstance(state.model.LLM.optimizer, AdamW):
-        yield from _with_muon(state, options, found)
+            text, changed = _resized(begun, other / steps, found)
+            yield f"{what}[merge] local_steps = {other}, {text}", _with(changed, "merge", local_steps=other), options
     round_tokens = config.global_batch_size_end * found.sizes.tokens_per_batch
     most = critical_batch_tokens(found.sizes.parameter_count, config.total_steps * round_tokens)
     factor = most * steps / round_tokens
@@ -122,18 +126,6 @@ def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
         why = f"local steps of {most:,} tokens, the critical batch size (up to {MORE_STEPS:.0%} more for the same loss)"
         schedule = "" if isinstance(state.model.LLM.lr_schedule, Constant) else f"; lr_schedule's steps ÷ {factor:.2g}"
         yield f"{why.replace('%', ' %')}: {text}{schedule}", changed, options
-
-
-def _with_muon(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
-    """Yield the longest rounds that were measured with Muon, for a whole model of torch."""
-    *_, longest = (row.merge.local_steps for row in measured_rounds("Muon"))
-    llm, steps = state.model.LLM, state.merge.local_steps
-    if longest > steps and llm.architecture in HF_ARCHITECTURES and llm.adapter is None:
-        text, changed = _resized(state, longest / steps, found)
-        model = state.model.model_copy(update={"LLM": llm.model_copy(update={"optimizer": MUON})})
-        changed = _with(changed, "merge", local_steps=longest).model_copy(update={"model": model})
-        what = "Muon with twice the learning rate in the place of AdamW (docs/torch.md#muon)"
-        yield f"{what}, [merge] local_steps = {longest}, {text}", changed, options
 
 
 def _resized(state: StateFile, factor: float, found: Plan) -> tuple[str, StateFile]:
@@ -158,16 +150,14 @@ def _resized(state: StateFile, factor: float, found: Plan) -> tuple[str, StateFi
 def _links(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
     if found.limit != "server":
         return
-    in_store = state.blobs.store is not None
-    before = options.links.store if in_store else options.links.coordinator
+    name, what = ("store", "the object store") if state.blobs.store is not None else ("coordinator", "the coordinator")
+    before = getattr(options.links, name)
     link = Link(before.down_bytes_per_s * LINK_FACTOR, before.up_bytes_per_s * LINK_FACTOR)
     rate = f"{link.up_bytes_per_s * 8 / 1e6:g} Mbit/s"
-    what = "the object store" if in_store else "the coordinator"
-    links = replace(options.links, **({"store": link} if in_store else {"coordinator": link}))
-    yield f"a link of {what} {LINK_FACTOR} times as fast ({rate})", state, replace(options, links=links)
-    if not in_store:
-        store = GcsBlobs(bucket_name="any")  # which one does not matter: nothing is opened
-        stored = state.model_copy(update={"blobs": state.blobs.model_copy(update={"store": store})})
+    faster = replace(options, links=replace(options.links, **{name: link}))
+    yield f"a link of {what} {LINK_FACTOR} times as fast ({rate})", state, faster
+    if state.blobs.store is None:
+        stored = _with(state, "blobs", store=GcsBlobs(bucket_name="any"))  # whichever: nothing is opened
         yield "results in an object store ([blobs] store), whose link is not the limit", stored, options
 
 

@@ -1,8 +1,7 @@
 """The bottleneck of a round, and its cause, as sentences."""
 
-from epochal.state.round_model import ClientGroup
 from epochal.tools.plan.figures import last_delivered
-from epochal.tools.plan.played_run import PlayedRound, PlayedRun
+from epochal.tools.plan.played_run import PlayedRound, PlayedRun, Stages
 from epochal.tools.plan.timers import shown_s
 
 SHARED = 1.3
@@ -28,47 +27,36 @@ def bottleneck(parts: dict[str, float], played: PlayedRun, last: PlayedRound) ->
         played: the run.
         last: its last round.
     """
-    round_s = sum(parts.values()) or 1.0
-    kind = max(parts, key=lambda name: parts[name])
+    kind, stages = max(parts, key=lambda name: parts[name]), last_delivered(last)
+    sizes, delivery = played.model.sizes, stages.delivered
     match kind:
         case "upload":
-            limit, words = _of_upload(played, last)
+            took_s = delivery.sent_s - max(delivery.encoded_s, stages.sends_from_s)
+            limit, words = _of_transfer(played, stages, took_s, sizes.result_bytes, is_up=True)
         case "download":
-            limit, words = _of_downloads(played, last)
+            stages = max(last.stages.values(), key=lambda one: one.fetched_s - one.published_s)
+            took_s = stages.fetched_s - stages.published_s
+            limit, words = _of_transfer(played, stages, took_s, sizes.update_bytes, is_up=False)
         case _:
             limit, words = WORDS[kind]
-            words = words.format(_named(played.groups[last_delivered(last).group]))
-    return (
-        kind,
-        limit,
-        f"{100 * parts[kind] / round_s:.0f} % of a round ({shown_s(parts[kind])} of {shown_s(round_s)}) {words}",
-    )
+    name = played.groups[stages.group].name
+    words = words.format(f"{name!r}" if name else "the slowest clients")
+    round_s = sum(parts.values()) or 1.0
+    part = f"{100 * parts[kind] / round_s:.0f} % of a round ({shown_s(parts[kind])} of {shown_s(round_s)})"
+    return kind, limit, f"{part} {words}"
 
 
-def _of_upload(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
-    stages = last_delivered(last)
-    slowest, delivery = played.groups[stages.group], stages.delivered
-    if delivery.sent_s - max(delivery.encoded_s, stages.sends_from_s) > SHARED * delivery.alone_s:
-        return "server", "is the upload of results over the servers' link, which all share"
-    if slowest.round_trip_s * 2 > played.model.sizes.result_bytes / slowest.link.up_bytes_per_s:
-        return "latency", f"is the round trip of {_named(slowest)} while results are announced and sent"
-    rate = slowest.link.up_bytes_per_s * 8 / 1e6
-    return "client", f"is the upload of a result at {rate:g} Mbit/s by {_named(slowest)}"
-
-
-def _of_downloads(played: PlayedRun, last: PlayedRound) -> tuple[str, str]:
-    model = played.model
-    slowest = max(last.stages.values(), key=lambda stages: stages.fetched_s - stages.published_s)
-    group = played.groups[slowest.group]
-    alone_s = model.sizes.update_bytes / group.link.down_bytes_per_s
-    if slowest.fetched_s - slowest.published_s > SHARED * (alone_s + 2 * group.round_trip_s):
+def _of_transfer(played: PlayedRun, stages: Stages, took_s: float, size_bytes: int, *, is_up: bool) -> tuple[str, str]:
+    """Return what limits the longest transfer of a round: a server's link, round trips, or the client's link."""
+    group, model = played.groups[stages.group], played.model
+    rate = group.link.up_bytes_per_s if is_up else group.link.down_bytes_per_s
+    waits_s = 2 * group.round_trip_s + model.slow_start_s(size_bytes, rate, group.round_trip_s)
+    if took_s > SHARED * (size_bytes / rate + waits_s):
         server = "the object store" if model.through_store else "the coordinator"
-        return "server", f"is the download of the update by every client, from {server}"
-    if group.round_trip_s > alone_s:
-        return "latency", f"is the round trip of {_named(group)} while the update is fetched"
-    rate = group.link.down_bytes_per_s * 8 / 1e6
-    return "client", f"is the download of the update at {rate:g} Mbit/s by {_named(group)}"
-
-
-def _named(group: ClientGroup) -> str:
-    return f"{group.name!r}" if group.name else "the slowest clients"
+        what = "upload of results by all clients, to" if is_up else "download of the update by every client, from"
+        return "server", f"is the {what} {server}"
+    if waits_s > size_bytes / rate:
+        what = "a result is announced and sent" if is_up else "the update is fetched"
+        return "latency", f"is the round trip of {{}} while {what}"
+    what = "upload of a result" if is_up else "download of the update"
+    return "client", f"is the {what} at {rate * 8 / 1e6:g} Mbit/s by {{}}"

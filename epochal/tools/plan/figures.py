@@ -7,19 +7,12 @@ from typing import Any
 from epochal.coordinator.blobs.room import room_needed
 from epochal.state.config.state_file import StateFile
 from epochal.state.messages.history_rows import ClientFigures
-from epochal.state.round_model import (
-    DOCUMENT_BYTES,
-    ENTRY_BYTES,
-    MESSAGE_BYTES,
-    PARTS,
-    REPORT_BYTES,
-    RoundModel,
-)
+from epochal.state.round_model import DOCUMENT_BYTES, ENTRY_BYTES, MESSAGE_BYTES, PARTS, REPORT_BYTES, RoundModel
 from epochal.state.shown.critical_path import PartKind, path_through
 from epochal.state.wire import ClientId
 from epochal.tools.plan.plans import GroupPlan, Machines
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun, Stages
-from epochal.tools.plan.sizes import base_sizes, client_disk_bytes, client_memory_bytes
+from epochal.tools.plan.sizes import base_sizes, client_disk_bytes
 
 PART_OF: dict[PartKind, str] = {
     "document": "messages",
@@ -32,7 +25,9 @@ PART_OF: dict[PartKind, str] = {
 """The part of a plan to which each part of a round's time belongs, where it has another name."""
 OWN_TIMES = {"training": "train_s", "data": "data_s", "encoding": "encode_s", "upload": "upload_s", "check": "check_s"}
 """The time of a client's row that is its own time for a part of its delivery."""
-UNKNOWN = ("committed_s", "fetching_s", "decoding_s", "packing_s", "loss")
+BLANK: dict[str, Any] = {"witness": False, "detail": "", "result_bytes": 0, "tokens": 0}
+BLANK |= dict.fromkeys(("committed_s", "fetching_s", "decoding_s", "packing_s", "loss"))
+"""What a played client's row does not say; a witness fetches no more than the others."""
 
 
 def path_of(found: PlayedRound) -> dict[str, float]:
@@ -74,22 +69,16 @@ def _own_parts(stages: Stages) -> dict[str, float]:
 def _row(found: PlayedRound, client_id: ClientId, stages: Stages) -> ClientFigures:
     """Return a client's round as the coordinator's history has it."""
     one, is_applied, own = stages.delivery, client_id in found.current.results.verified, _own_parts(stages)
-    times: dict[str, Any] = dict.fromkeys(UNKNOWN)
-    times |= {time: None if one is None else own[part] for part, time in OWN_TIMES.items()}
     return ClientFigures(
         client_id=client_id,
         batches=stages.batches,
-        witness=False,  # a witness fetches no more than the others
         fate="applied" if is_applied else "missing" if stages.batches else "idle",
-        detail="",
         delivered_s=one.verified_s - found.started_s if one is not None and is_applied else None,
         attested_s=None if stages.attests_s is None else stages.attests_s - found.started_s,
-        result_bytes=0,
-        tokens=0,
         replica_s=stages.held_s - stages.heard_s,
         download_s=stages.fetched_s - stages.heard_s,
         merge_s=own["merge"],
-        **times,
+        **(BLANK | {time: own[part] for part, time in OWN_TIMES.items()}),
     )
 
 
@@ -160,7 +149,8 @@ def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines
     room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
     stored = model.through_store
     return Machines(
-        client_memory_bytes=client_memory_bytes(sizes),
+        client_memory_bytes=int(12.8 * sizes.parameter_count)
+        + 250_000_000,  # as `python -m benchmarks goodput` measures
         client_disk_bytes=client_disk_bytes(sizes, state),
         coordinator_disk_bytes=0 if stored else room,
         store_disk_bytes=room if stored else 0,

@@ -1,11 +1,10 @@
 """A plan as text and as JSON."""
 
-import json
 import math
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+
+from pydantic_core import to_json
 
 from epochal.state.round_model import PARTS
 from epochal.state.text.amounts import counted, shown_bytes
@@ -25,15 +24,7 @@ NAMES = {part: part for part in PARTS} | {
 
 def plan_json(plan: Plan) -> str:
     """Return a plan as JSON; what is infinite, such as the days of a run that does not end, is null."""
-    return json.dumps(_finite(asdict(plan)), ensure_ascii=False, sort_keys=True)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return to_json(plan, inf_nan_mode="null").decode()
 
 
 def plan_text(plan: Plan) -> str:
@@ -59,13 +50,9 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield _row("learning", f"{shown_loss(plan.loss)}{beside}; {plan.loss_source}")
     yield ""
     yield _row("bottleneck", plan.bottleneck)
-    later = [
-        f"from step {rounds.step}: {text}"
-        for rounds in plan.later
-        for text in rounds.warnings
-        if text not in plan.warnings
-    ]
-    for number, warning in enumerate((*plan.warnings, *later)):
+    later = [(f"from step {rounds.step}: {text}", text) for rounds in plan.later for text in rounds.warnings]
+    warnings = [*plan.warnings, *(shown for shown, text in later if text not in plan.warnings)]
+    for number, warning in enumerate(warnings):
         yield _row("" if number else "warnings", f"- {warning}")
     for number, found in enumerate(plan.suggestions):
         effect = f"{shown_loss(found.loss)}, {_days(found.days)}, rounds of {shown_s(found.round_s)}"
@@ -74,13 +61,14 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield _row("" if number else "what to change", f"- {found.change}: {effect}")
 
 
+def _rates(plan: Plan) -> str:
+    speed = f"{plan.tokens_per_s:,.0f} tokens/s; clients train {_percent(plan.training_part)} of the time"
+    return f"{counted(plan.batches, 'batch', 'batches')}, {plan.tokens:,.0f} tokens; {speed}"
+
+
 def _round(plan: Plan) -> Iterator[str]:
     yield ""
-    tokens = (
-        f"{counted(plan.batches, 'batch', 'batches')}, {plan.tokens:,.0f} tokens; {plan.tokens_per_s:,.0f} tokens/s; "
-    )
-    tokens += f"clients train {_percent(plan.training_part)} of the time"
-    yield _row("a round", f"{shown_s(plan.round_s)}: {tokens}")
+    yield _row("a round", f"{shown_s(plan.round_s)}: {_rates(plan)}")
     for name in PARTS:
         seconds = plan.parts[name]
         share = seconds / plan.round_s
@@ -120,10 +108,8 @@ def _end(plan: Plan) -> Iterator[str]:
     between = "" if plan.between_epochs_s is None else f", {shown_s(plan.between_epochs_s)} between two"
     epochs = counted(plan.epochs, "epoch")
     for rounds in plan.later:
-        loss = shown_loss(rounds.loss)
-        text = f"{counted(rounds.batches, 'batch', 'batches')}, {rounds.tokens_per_s:,.0f} tokens/s; clients train "
-        text += f"{_percent(rounds.training_part)} of the time; {loss}"
-        yield _row(f"from step {rounds.step}", f"rounds of {shown_s(rounds.round_s)}: {text}")
+        text = f"rounds of {shown_s(rounds.round_s)}: {_rates(rounds)}; {shown_loss(rounds.loss)}"
+        yield _row(f"from step {rounds.step}", text)
     yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round")
 
 

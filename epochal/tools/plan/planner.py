@@ -5,7 +5,7 @@ the figures are medians of the rounds after that.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -16,11 +16,11 @@ from epochal.state.errors import InvalidInput
 from epochal.state.round_model import PARTS, ClientGroup, RoundModel
 from epochal.tools.plan.bottleneck import bottleneck
 from epochal.tools.plan.figures import applied_batches, group_plan, machines_of, path_of
-from epochal.tools.plan.plans import DAY_S, LaterRounds, Plan, PlanOptions
+from epochal.tools.plan.plans import DAY_S, GroupPlan, Plan, PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import MAX_CLIENTS
-from epochal.tools.plan.sizes import sizes_of
+from epochal.tools.plan.sizes import round_model
 from epochal.tools.plan.timers import timer_notes
 from epochal.tools.quality import loss_beside_one_machine, optimizer_of, source
 
@@ -33,13 +33,6 @@ LARGE_PART = 0.2
 FEW_ROUNDS = 5
 BUSY = 0.7
 """Part of a core that a coordinator may take without a warning."""
-
-
-def check_groups(groups: Sequence[ClientGroup]) -> None:
-    """Raise `InvalidInput` unless there are clients, within a run's maximum."""
-    count = sum(group.count for group in groups)
-    if not 1 <= count <= MAX_CLIENTS:
-        raise InvalidInput(f"a plan for {count} clients; allowed: 1 to {MAX_CLIENTS}")
 
 
 def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions | None = None) -> Plan:
@@ -57,18 +50,17 @@ def plan_run(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptio
         Unsupported: the model cannot be laid out with what is installed here.
     """
     options = options or PlanOptions()
-    check_groups(groups)
-    (first, now), *changed = _settings(state)
-    found, later = _plan_of(now, groups, options), list[LaterRounds]()
-    if found.kind == "nothing":
-        return found
-    total = now.config.total_steps
-    ends = [step for step, _ in changed] + [total + 1]
-    for (step, then), end in zip(changed, ends[1:], strict=True):
-        plan = _plan_of(then, groups, options)
-        figures = plan.round_s, plan.batches, plan.tokens_per_s, plan.training_part, plan.loss, plan.warnings
-        later.append(LaterRounds(step, end - step, *figures))
-    epochs, days = _to_the_end(now, found, ends[0] - first, later)
+    if not 1 <= (whole := sum(group.count for group in groups)) <= MAX_CLIENTS:
+        raise InvalidInput(f"a plan for {whole} clients; allowed: 1 to {MAX_CLIENTS}")
+    settings, plans = _settings(state), list[Plan]()
+    ends = [*(step for step, _ in settings[1:]), state.config.total_steps + 1]
+    for (step, then), end in zip(settings, ends, strict=True):
+        plan, count = _plan_of(then, groups, options), max(0, end - step)
+        plans.append(replace(plan, step=step, count=count, days=count * plan.round_s / DAY_S if count else 0.0))
+        if plans[0].kind == "nothing":
+            return replace(plan, days=math.inf)
+    found, *later = plans
+    epochs, days = _to_the_end(state, plans)
     return replace(found, epochs=epochs, days=days, later=tuple(later))
 
 
@@ -90,29 +82,28 @@ def in_force(state: StateFile) -> StateFile:
     return state if left == state.changes else state.at(step).model_copy(update={"changes": left})
 
 
-def _to_the_end(state: StateFile, found: Plan, count: int, later: Sequence[LaterRounds]) -> tuple[int, float]:
-    """Return the epochs and days until so many rounds like those of a plan, and the later ones, have ended."""
-    rounds = [(max(0, count), found.round_s), *((one.count, one.round_s) for one in later)]
-    work_s = sum(number * round_s for number, round_s in rounds if number)
-    if not math.isfinite(work_s):
+def _to_the_end(state: StateFile, plans: Sequence[Plan]) -> tuple[int, float]:
+    """Return the epochs and days until the rounds of all of these plans have ended."""
+    found, days = plans[0], sum(plan.days for plan in plans)
+    if not math.isfinite(days):
         return 0, math.inf
-    parts = sum(number / max(1, math.ceil(state.config.epoch_time / round_s)) for number, round_s in rounds if number)
-    epochs = math.ceil(parts)
+    epochs = math.ceil(sum(plan.count / _rounds_of_epoch(state, plan.round_s) for plan in plans if plan.count))
     between_s = max(0, epochs - 1) * (found.between_epochs_s or 0.0)
-    return epochs, (found.warm_up_s + work_s + between_s + (found.checkpoint_s or 0.0)) / DAY_S
+    return epochs, days + (found.warm_up_s + between_s + (found.checkpoint_s or 0.0)) / DAY_S
+
+
+def _rounds_of_epoch(state: StateFile, round_s: float) -> int:
+    return max(1, math.ceil(state.config.epoch_time / round_s))
 
 
 def _plan_of(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> Plan:
     """Return the plan of a run with the same settings throughout; its epochs and days are not known yet."""
-    sizes = sizes_of(state, options.parameter_count)
-    config = state.config
-    notes = tuple(note.text for note in timer_notes(state, sizes, groups, options.links))
-    whole = sum(group.count for group in groups)
+    config, model = state.config, round_model(state, groups, options)
+    sizes, whole = model.sizes, model.client_count
+    notes = tuple(note.text for note in timer_notes(state, model, groups))
     if whole < config.init_min_clients:
         text = f"the run waits for config.init_min_clients = {config.init_min_clients} clients, and there are {whole}"
         return Plan(sizes, whole, text, notes)
-    encodings = state.merge.codec, state.merge.update_codec
-    model = RoundModel(sizes, options.links, options.costs, *encodings, state.blobs.store is not None, whole)
     played = PlayedRun(groups, model, Scale.of(state, groups, options.most_played))
     played.play(SETTLING_ROUNDS + MEASURED_ROUNDS)
     measured = [found for found in played.rounds[SETTLING_ROUNDS:] if found.applied_batches]
@@ -134,11 +125,11 @@ def _figures(
     parts = _within(parts, round_s, is_beside=bool(state.merge.delay))
     batches = sum(applied_batches(played, found) for found in measured) / len(measured)
     kind, limit, text = bottleneck(parts, played, measured[-1])
-    checkpoint_s, gap_s = _checkpoint_s(state, played, measured), None
+    plans = tuple(group_plan(played, number, measured, round_s) for number in range(len(groups)))
+    checkpoint_s, gap_s = _checkpoint_s(state, model, plans), None
     if checkpoint_s is not None:
         again_s = max(model.heard_s(group) + model.reported_s(group, model.client_count) for group in groups)
         gap_s = checkpoint_s + state.config.waiting_for_members_extra_time + again_s
-    rounds_of_epoch = max(1, math.ceil(state.config.epoch_time / round_s))
     tokens = batches * model.sizes.tokens_per_batch
     return Plan(
         sizes=model.sizes,
@@ -148,8 +139,8 @@ def _figures(
         tokens=tokens,
         round_s=round_s,
         parts=parts,
-        tokens_per_s=tokens / (round_s + (gap_s or 0.0) / rounds_of_epoch),
-        groups=tuple(group_plan(played, number, measured, round_s) for number in range(len(groups))),
+        tokens_per_s=tokens / (round_s + (gap_s or 0.0) / _rounds_of_epoch(state, round_s)),
+        groups=plans,
         machines=machines_of(state, played, round_s),
         warm_up_s=played.rounds[0].started_s,
         checkpoint_s=checkpoint_s,
@@ -164,73 +155,59 @@ def _figures(
 
 
 def _within(parts: dict[str, float], round_s: float, *, is_beside: bool) -> dict[str, float]:
-    """Return the parts as they fill a round.
-
-    Args:
-        parts: seconds of each along the critical path, whose sum is about the round.
-        round_s: seconds of the round.
-        is_beside: whether training goes on beside the others (`merge.delay`), which get what it leaves of the round.
-    """
-    training_s = min(parts["training"], round_s) if is_beside else 0.0
-    others = {name: 0.0 if is_beside and name == "training" else seconds for name, seconds in parts.items()}
-    share = (round_s - training_s) / (sum(others.values()) or 1.0)
-    return {name: seconds * share + (training_s if name == "training" else 0.0) for name, seconds in others.items()}
+    """Return parts, whose sum is about a round, as they fill it: with `merge.delay`, what training leaves of it."""
+    training = {"training": min(parts["training"], round_s)} if is_beside else {}
+    others = parts | dict.fromkeys(training, 0.0)
+    share = (round_s - sum(training.values())) / (sum(others.values()) or 1.0)
+    return {name: seconds * share for name, seconds in others.items()} | training
 
 
-def _checkpoint_s(state: StateFile, played: PlayedRun, measured: Sequence[PlayedRound]) -> float | None:
+def _checkpoint_s(state: StateFile, model: RoundModel, plans: Sequence[GroupPlan]) -> float | None:
     """Return how long Cooldown takes; None if no client can upload a checkpoint in time.
 
     One client is asked after the other, each for its turn; which is the first is a matter of chance.
     """
     limit_s, took = state.config.cooldown_time, list[float]()
-    for number, group in enumerate(played.groups):
-        held_s = median(
-            stages.held_s - found.started_s
-            for found in measured
-            for stages in found.stages.values()
-            if stages.group == number
-        )
-        took.append(held_s + played.model.checkpoint_s(group))
+    for plan in plans:
+        held_s = model.heard_s(plan.group) + sum(plan.parts[part] for part in ("update", "download", "merge"))
+        took.append(held_s + model.checkpoint_s(plan.group))
     if min(took) > limit_s:
         return None
-    turn_s = limit_s / TURN_PARTS_OF_ANNOUNCED
-    asked = [one_s if one_s <= turn_s else min(one_s, turn_s + min(took)) for one_s in took]
-    counts = [group.count for group in played.groups]
-    return sum(map(float.__mul__, asked, map(float, counts))) / sum(counts)
+    most_s = limit_s / TURN_PARTS_OF_ANNOUNCED + min(took)
+    asked = sum(plan.group.count * min(one_s, most_s) for plan, one_s in zip(plans, took, strict=True))
+    return asked / model.client_count
 
 
-def _round_notes(state: StateFile, found: Plan) -> tuple[str, ...]:
-    """Return a line for each limit of a run that its plan exceeds."""
+def _round_notes(state: StateFile, found: Plan) -> Iterator[str]:
+    """Yield a line for each limit of a run that its plan exceeds."""
     config = state.config
-    notes = []
     if state.model.LLM.data_type is DataType.FINETUNING:
-        notes.append("tokens are those of full rows: samples that the run packs, or pads, have fewer")
-    notes += [
-        f"{100 - 100 * group.delivered_part:.0f} % of the assignments of {group.group.name!r} come too late: "
-        "the work is done again by others, and these clients are kept off for a while"
-        for group in found.groups
-        if group.delivered_part < MOST_DELIVER
-    ]
+        yield "tokens are those of full rows: samples that the run packs, or pads, have fewer"
+    for group in found.groups:
+        if group.delivered_part < MOST_DELIVER:
+            yield (
+                f"{100 - 100 * group.delivered_part:.0f} % of the assignments of {group.group.name!r} come too late: "
+                "the work is done again by others, and these clients are kept off for a while"
+            )
     if found.between_epochs_s is None:
-        notes.append(
+        yield (
             "epochs end without a checkpoint, because it is not there in time: results and outcomes pile up, and "
             "newcomers have to rebuild the model from all of them"
         )
     elif found.between_epochs_s > LARGE_PART * config.epoch_time:
         part = found.between_epochs_s / (config.epoch_time + found.between_epochs_s)
         needed = math.ceil(found.between_epochs_s / LARGE_PART)
-        notes.append(
+        yield (
             f"config.epoch_time is {config.epoch_time:g} s, and {found.between_epochs_s:,.0f} s pass between two "
             f"epochs: {100 * part:.0f} % of the time; write `epoch_time = {needed}` or more"
         )
     if config.epoch_time < FEW_ROUNDS * found.round_s:
-        notes.append(
+        yield (
             f"config.epoch_time is {config.epoch_time:g} s, in which fewer than {FEW_ROUNDS} rounds of "
             f"{found.round_s:,.3g} s end; write `epoch_time = {math.ceil(10 * FEW_ROUNDS * found.round_s)}`"
         )
     if found.machines.processor_part > BUSY:
-        notes.append(
+        yield (
             f"the coordinator takes {100 * found.machines.processor_part:.0f} % of a core; several coordinators over "
             "PostgreSQL share requests, and an object store hands out results (docs/operations.md)"
         )
-    return tuple(notes)

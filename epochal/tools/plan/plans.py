@@ -77,31 +77,6 @@ class Suggestion:
 
 
 @dataclass(frozen=True, slots=True)
-class LaterRounds:
-    """The rounds from one of the run's changes (`[[changes]]`) that alters rounds to the next such one, or the end.
-
-    Attributes:
-        step: of the first of them.
-        count: their number.
-        round_s, batches, tokens_per_s, training_part, loss, warnings: as a plan's.
-    """
-
-    step: int
-    count: int
-    round_s: float
-    batches: int
-    tokens_per_s: float
-    training_part: float
-    loss: float | None
-    warnings: tuple[str, ...]
-
-    @property
-    def days(self) -> float:
-        """How long they take, without what lies between epochs."""
-        return self.count * self.round_s / DAY_S
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The predicted course of a run; the defaults are those of one that never reaches a round.
 
@@ -119,6 +94,7 @@ class Plan:
         between_epochs_s: from the last round of an epoch to the first of the next one; None as before.
         epochs: number of epochs to the end.
         days: to the end; infinite if it is not reached.
+        step, count: of the first round of these settings, and their number.
         bottleneck: what a round waits for most, in words.
         kind: its part, as in `PARTS`, or "nothing" if the run goes no further.
         limit: what makes that part as long as it is: "client", "server", "latency" or "machine".
@@ -126,7 +102,8 @@ class Plan:
         loss: as a multiple of that of one machine with the same tokens; None if that was not measured.
         loss_source: how it was measured, and what of it was not, in words.
         suggestions: what to change, the most effective first.
-        later: the rounds of the run's later settings; all other figures but the days and epochs are of the next round.
+        later: of the run's later settings (`[[changes]]`) with other rounds, each with its own days without epochs; all
+            other figures but the days and epochs are of the next round.
     """
 
     sizes: RunSizes
@@ -148,10 +125,12 @@ class Plan:
     between_epochs_s: float | None = None
     epochs: int = 0
     days: float = math.inf
+    step: int = 0
+    count: int = 0
     loss: float | None = None
     loss_source: str = ""
     suggestions: tuple[Suggestion, ...] = ()
-    later: tuple[LaterRounds, ...] = ()
+    later: tuple["Plan", ...] = ()
 
     @property
     def training_part(self) -> float:

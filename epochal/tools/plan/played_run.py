@@ -17,7 +17,6 @@ from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import new_run
 from epochal.state.assignment import proven_ahead
-from epochal.state.checkpoint_parts import CheckpointPart, part_ranges, parts_digest
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.documents import CheckpointRef, UpdateRef
@@ -121,9 +120,8 @@ class PlayedRun:
         """The number of each client's group; each is played for others that are alike."""
         self.rounds: list[PlayedRound] = []
         self.phases: list[tuple[float, RunState, str]] = []
-        self.now_s = self._started_s = self._published_s = (
-            0.0  # now; when the round began; when the last update is there
-        )
+        self.now_s = self._started_s = self._published_s = 0.0
+        """Now; when the round began; when the last update is there."""
         self.run = new_run(self.state, lineage=LINEAGE, coordinator_key=KEY, now_s=0.0)
         self._loaded_s: dict[ClientId, float] = {}
         """When each client has loaded a checkpoint."""
@@ -321,13 +319,8 @@ class PlayedRun:
             self._at(kept_s, stimuli.AttestationReceived(client_id, report))
 
     def _genesis(self) -> stimuli.GenesisProvided:
-        size_bytes = self.model.sizes.checkpoint_bytes
-        parts = tuple(
-            CheckpointPart(_digest(f"part {number}"), stop - start)
-            for number, (start, stop) in enumerate(part_ranges(size_bytes, self.state.blobs.part_bytes))
-        )
-        checkpoint = CheckpointRef(0, parts_digest(parts), size_bytes, _digest("replica 0"), len(parts))
-        return stimuli.GenesisProvided(checkpoint, SPEC, parts if len(parts) > 1 else ())
+        checkpoint = CheckpointRef(0, _digest("parts"), self.model.sizes.checkpoint_bytes, _digest("replica 0"), 1)
+        return stimuli.GenesisProvided(checkpoint, SPEC, ())
 
 
 def _is_eager(client_id: ClientId, current: Round) -> bool:

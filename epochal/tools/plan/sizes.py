@@ -1,5 +1,7 @@
 """The sizes that a plan needs: of a model's results and checkpoints, and of a sample."""
 
+from collections.abc import Sequence
+
 from epochal.run_manager.replica.keeper import CHECKPOINTS_OF_A_ROUND
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import Http, Server, WeightedHttp
@@ -9,11 +11,12 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
-from epochal.state.round_model import RunSizes
-from epochal.tools.model_size import FLOAT32_BYTES, ModelSize
+from epochal.state.round_model import ClientGroup, RoundModel, RunSizes
+from epochal.tools.model_size import FLOAT32_BYTES
+from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import MAX_PARAMETERS
 from epochal.trainers.architectures import open_model
-from epochal.trainers.first_parameters import look_at_source
+from epochal.trainers.first_parameters import look_at_source, model_layout
 from epochal.trainers.torch.torch_options import BASE_BYTES
 
 HEADER_BYTES = 500
@@ -39,26 +42,35 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
         if not 1 <= parameter_count <= MAX_PARAMETERS:
             raise InvalidInput(f"a model of {parameter_count} parameters; allowed: 1 to {MAX_PARAMETERS}")
         layout = TensorLayout((("parameters", (parameter_count,)),))
-        values_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
-        update_bytes = codec_named(merge.update_codec).encoded(layout).size_bytes
-        checkpoint_bytes = checkpoint_size_bound(layout, has_momentum=merge.has_momentum)
     elif spec.is_complete:
-        size = ModelSize.of(spec, merge)
-        parameter_count, values_bytes, update_bytes = size.parameter_count, size.values_bytes, size.update_bytes
-        checkpoint_bytes = size.first_bytes
+        layout = model_layout(spec)
     else:
         raise InvalidInput(
             "the model's config lies at its checkpoint, which a plan does not read: say how many parameters the "
             "model has with --parameters, as in --parameters 124M"
         )
     batch_tokens = state.config.data_indices_per_batch * state.model.LLM.max_seq_len
+    is_elsewhere = isinstance(state.model.LLM.data_location, Server | Http | WeightedHttp)
     return RunSizes(
-        parameter_count,
-        values_bytes + HEADER_BYTES,
-        update_bytes + HEADER_BYTES,
-        checkpoint_bytes,
-        batch_tokens,
-        batch_tokens * _token_bytes(state) if _is_elsewhere(state) else 0,
+        parameter_count=layout.size_bytes // FLOAT32_BYTES,
+        result_bytes=codec_named(merge.codec_name).encoded(layout).size_bytes + HEADER_BYTES,
+        update_bytes=codec_named(merge.update_codec).encoded(layout).size_bytes + HEADER_BYTES,
+        checkpoint_bytes=checkpoint_size_bound(layout, has_momentum=merge.has_momentum),
+        tokens_per_batch=batch_tokens,
+        data_bytes_per_batch=batch_tokens * _token_bytes(state) if is_elsewhere else 0,
+    )
+
+
+def round_model(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions) -> RoundModel:
+    """Return the model of a run's rounds with these clients. Raises as `sizes_of`."""
+    return RoundModel(
+        sizes=sizes_of(state, options.parameter_count),
+        links=options.links,
+        costs=options.costs,
+        codec=state.merge.codec,
+        update=state.merge.update_codec,
+        through_store=state.blobs.store is not None,
+        client_count=sum(group.count for group in groups),
     )
 
 
@@ -80,21 +92,12 @@ def _known_spec(state: StateFile) -> ModelSpec:
     return look_at_source(state) if is_here and not llm.spec.is_complete else llm.spec
 
 
-def client_memory_bytes(sizes: RunSizes) -> int:
-    """Return the memory of a client without its trainer: 3.2 x M + 250 MB (`python -m benchmarks goodput`)."""
-    return int(3.2 * FLOAT32_BYTES * sizes.parameter_count) + 250_000_000
-
-
 def client_disk_bytes(sizes: RunSizes, state: StateFile) -> int:
     """Return the room that a client's spool needs: replicas, its own result, one update, and what it keeps."""
     replicas = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
     residuals = 2 * FLOAT32_BYTES * sizes.parameter_count if state.merge.error_feedback else 0
     states = state.held_inner_states * 2 * FLOAT32_BYTES * sizes.parameter_count
     return replicas * sizes.checkpoint_bytes + sizes.result_bytes + sizes.update_bytes + residuals + states
-
-
-def _is_elsewhere(state: StateFile) -> bool:
-    return isinstance(state.model.LLM.data_location, Server | Http | WeightedHttp)
 
 
 def _token_bytes(state: StateFile) -> int:

@@ -26,13 +26,12 @@ from benchmarks.goodput.shaped_run import run_text
 from benchmarks.goodput.training_time import Presence, Span, mean_part, percentile, trained_spans, training_parts
 from benchmarks.rounds.scale_load import Case, Measured
 from epochal.state.config.state_file import parse_state
-from epochal.state.round_model import RoundModel
 from epochal.tools.plan.planner import SETTLING_ROUNDS
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun
 from epochal.tools.plan.scale import Scale
 from epochal.tools.plan.scenario import parse_clients
-from epochal.tools.plan.sizes import sizes_of
+from epochal.tools.plan.sizes import round_model
 from epochal.trainers.first_parameters import model_layout
 
 WINDOW = Span(10.0, 20.0)
@@ -210,10 +209,8 @@ def test_measured_rounds_of_a_run_with_delay_are_trained_ahead() -> None:
     run = scaled(advised, reference_rows.ROUND_S)
     state = parse_state(run_text(**run.overrides(reference_rows.CLIENTS)), "scaled")
     groups = [parse_clients(run.clients(reference_rows.CLIENTS))]
-    options, sizes = PlanOptions(), sizes_of(state, None)
-    encodings = state.merge.codec, state.merge.update_codec
-    model = RoundModel(sizes, options.links, options.costs, *encodings, False, reference_rows.CLIENTS)
-    played = PlayedRun(groups, model, Scale.of(state, groups, options.most_played))
+    options = PlanOptions()
+    played = PlayedRun(groups, round_model(state, groups, options), Scale.of(state, groups, options.most_played))
     played.play(SETTLING_ROUNDS + 1)
     settled_s = _length_s(played.rounds[-1])
     assert _length_s(played.rounds[reference_rows.FIRST - 2]) > 1.3 * settled_s

@@ -283,8 +283,8 @@ def test_check_names_the_limits_that_a_billion_parameters_exceed(tmp_path: Path)
         "the results of 6 clients 29.7 GB",
         "blobs.max_total_bytes is 4294967296; allowed: at least 39546",
         "for 6 clients write `max_total_bytes = 8036",
-        "config.warmup_time is 30 s: a client with a line of 100/100 Mbit/s needs 791 s to download a checkpoint of "
-        "9.89 GB; write `warmup_time = 2000`",
+        "config.warmup_time is 30 s: a client with a line of 100/100 Mbit/s needs 802 s to download a checkpoint of "
+        "9.89 GB beside all others, and has half of it once config.min_clients are ready; write `warmup_time = 2100`",
     )
     needed = int(ran.err.partition("allowed: at least ")[2].partition(",")[0])
     checked(tmp_path, state_text(**model, blobs__max_total_bytes=needed)).expect(
@@ -301,7 +301,7 @@ SHORT = {"config__client_timeout_s": 1.5}
 
 def test_check_warns_of_timers_that_modest_lines_break(tmp_path: Path) -> None:
     ran = checked(tmp_path, state_text(**SHORT))
-    ran.expect(0, "note: ", "config.client_timeout_s is 1.5 s", "write `client_timeout_s = 2`", "is valid")
+    ran.expect(0, "note: ", "config.client_timeout_s is 1.5 s", "write `client_timeout_s = 3`", "is valid")
     assert "timeout" not in checked(tmp_path, state_text()).err
 
 

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from epochal.state.round_model import Links
+from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
-from epochal.tools.plan.sizes import sizes_of
+from epochal.tools.plan.sizes import round_model
 from epochal.tools.plan.timers import TimerNote, modest_clients, timer_notes
 from tests.support.data.states import state_file
 
@@ -24,8 +25,9 @@ CLIENTS = "8 x 100mbit/20mbit 40ms 10k tokens/s"
 
 def notes(link: str = "10gbit", clients: str = CLIENTS, /, **overrides: Any) -> tuple[TimerNote, ...]:
     state = state_file(**(ROOMY | overrides))
-    sizes = sizes_of(state, PARAMETERS)
-    return timer_notes(state, sizes, [parse_clients(clients)], Links(parse_link(link)))
+    groups = [parse_clients(clients)]
+    options = PlanOptions(Links(parse_link(link)), parameter_count=PARAMETERS)
+    return timer_notes(state, round_model(state, groups, options), groups)
 
 
 def test_roomy_timers_are_not_named() -> None:
@@ -59,19 +61,20 @@ def test_timer_that_would_be_longer_than_an_epoch_says_so() -> None:
 
 def test_warmup_of_all_over_one_link_is_named() -> None:
     (found,) = notes("100mbit", config__warmup_time=200)
-    assert "all clients together need 512 s" in found.text
+    assert "needs 513 s to download a checkpoint of 800 MB beside all others" in found.text
     assert notes("100mbit", config__warmup_time=found.proposed) == ()
 
 
 def test_round_is_as_long_as_its_tokens_take() -> None:
     slow = CLIENTS.replace("10k", "0.001k")
     (found,) = notes("10gbit", slow, config__max_round_train_time=30)
-    assert "train 24 tokens, and upload a result" in found.text
+    assert "train 32 tokens, and upload a result" in found.text
 
 
 def test_modest_clients_train_in_no_time() -> None:
     state = state_file(**(ROOMY | {"config__init_min_clients": 5}))
     (group,) = modest_clients(state)
     assert group.count == 5
-    sizes = replace(sizes_of(state, PARAMETERS), tokens_per_batch=10**12)
-    assert timer_notes(state, sizes, [group], Links()) == ()
+    model = round_model(state, [group], PlanOptions(parameter_count=PARAMETERS))
+    sizes = replace(model.sizes, tokens_per_batch=10**12)
+    assert timer_notes(state, replace(model, sizes=sizes), [group]) == ()
