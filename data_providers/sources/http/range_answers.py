@@ -10,7 +10,7 @@ from aiohttp import ClientResponse
 
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.multipart import BadMultipart, fill_from_parts, most_bytes
+from epochal.data_providers.sources.http.multipart import BadMultipart, Parts, most_bytes
 from epochal.data_providers.sources.http.requester import Body
 from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import retry_after_s
@@ -139,7 +139,7 @@ class RangeBody(Body):
 
 
 class SeveralBody(Body):
-    """Fills several targets from the parts of a body, once all of it is there.
+    """Fills several targets from the parts of a body.
 
     Args:
         boundary: of the parts.
@@ -149,28 +149,31 @@ class SeveralBody(Body):
     """
 
     def __init__(self, boundary: bytes, targets: Sequence[Filling], file_bytes: int, url: str) -> None:
-        self._parts = boundary, targets, file_bytes
-        self._most = most_bytes(targets)
-        self._body = bytearray()
+        self._parts = Parts(boundary, targets, file_bytes)
+        self._allowed_bytes = most_bytes(targets)
         self._url = url
 
     def feed(self, data: memoryview) -> None:
-        """Keep the next bytes. Raise `UnfitAnswer` if there are more than the ranges need."""
-        self._body += data
-        if len(self._body) > self._most:
+        """Put the next bytes in place. Raise `UnfitAnswer` if they are not of these ranges."""
+        self._allowed_bytes -= len(data)
+        if self._allowed_bytes < 0:
             raise self._unfit("it is longer than the ranges")
+        try:
+            self._parts.feed(data)
+        except BadMultipart as error:
+            raise self._unfit(str(error)) from error
 
     def finish(self) -> None:
-        """Put the parts in place. Raise `UnfitAnswer` after those that are right, unless every one is."""
+        """Raise `UnfitAnswer` unless every part has come; those that are right are in place."""
         try:
-            fill_from_parts(self._body, *self._parts)
+            self._parts.finish()
         except BadMultipart as error:
             raise self._unfit(str(error)) from error
 
     def break_off(self) -> None:
-        """Put the parts in place that came before an answer broke off."""
+        """Note that the answer broke off."""
         with contextlib.suppress(BadMultipart):
-            fill_from_parts(self._body, *self._parts)
+            self._parts.finish()
 
     def _unfit(self, reason: str) -> UnfitAnswer:
         return UnfitAnswer(f"{self._url} did not answer several ranges as it was asked to: {reason}", url=self._url)

@@ -11,10 +11,10 @@ from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multipart import (
     MAX_PART_HEAD_BYTES,
     BadMultipart,
+    Parts,
     boundary_of,
-    fill_from_parts,
 )
-from tests.fuzz.multipart import BOUNDARY, RANGES, SIZE_BYTES, fuzz_one
+from tests.fuzz.multipart import BOUNDARY, RANGES, SIZE_BYTES, fill_from_parts, fuzz_one
 
 DATA = bytes(range(SIZE_BYTES))
 
@@ -33,16 +33,42 @@ def targets_of(ranges: Sequence[tuple[int, int]] = RANGES) -> list[Filling]:
     return [Filling(start, memoryview(bytearray(stop - start))) for start, stop in ranges]
 
 
-def read(body: bytes, targets: list[Filling] | None = None) -> list[Filling]:
+def read(body: bytes, targets: list[Filling] | None = None, *, piece_bytes: int = 2**20) -> list[Filling]:
     """The targets after a body. Raises `BadMultipart` at its first mistake, or if it is not complete."""
     targets = targets_of() if targets is None else targets
-    fill_from_parts(bytearray(body), BOUNDARY, targets, SIZE_BYTES)
+    fill_from_parts(body, targets, piece_bytes)
     return targets
 
 
-@pytest.mark.parametrize("body", [BODY, BODY[2:], BODY + b"an epilogue"])
-def test_multipart_body_fills_its_ranges(body: bytes) -> None:
-    assert [bytes(target.into) for target in read(body)] == [DATA[start:stop] for start, stop in RANGES]
+PIECES = pytest.mark.parametrize("piece_bytes", [1, 2, 7, 60, 2**20])
+"""Numbers of bytes that come at a time."""
+EPILOGUE = b"\r\n\r\n".join([b"an epilogue"] * 2 * MAX_PART_HEAD_BYTES)
+
+
+@PIECES
+@pytest.mark.parametrize("body", [BODY, BODY[2:], BODY + EPILOGUE], ids=["whole", "no first line end", "epilogue"])
+def test_multipart_body_fills_its_ranges(body: bytes, piece_bytes: int) -> None:
+    targets = read(body, piece_bytes=piece_bytes)
+    assert [bytes(target.into) for target in targets] == [DATA[start:stop] for start, stop in RANGES]
+    assert not any(target.missing for target in targets)
+
+
+def test_multipart_part_is_in_place_before_the_next_one_has_come() -> None:
+    targets = targets_of()
+    parts = Parts(BOUNDARY, targets, SIZE_BYTES)
+    came = b"".join(PARTS[:2]) + END[:5]
+    parts.feed(memoryview(came))
+    assert [target.filled for target in targets] == [3, 0, 0]
+    parts.feed(memoryview(PARTS[2][5:]))
+    assert [target.filled for target in targets] == [3, 1, 0]
+
+
+def test_multipart_range_in_another_field_is_no_head_of_the_next_part() -> None:
+    named = part(2, 5, extra=b"\r\nX: 2-4/64")
+    read(named + part(9, 10, extra=b"\r\nX: 9-9/64") + PARTS[2] + END)
+    wrong = part(9, 10, line=b"Content-Range: bytes 2-4/64", extra=b"\r\nX: 9-9/64")
+    with pytest.raises(BadMultipart, match="bytes 2-4/64 where bytes 9-9/64 were to follow"):
+        read(named + wrong + PARTS[2] + END)
 
 
 def test_multipart_part_goes_on_where_an_earlier_answer_ended() -> None:
@@ -76,15 +102,17 @@ MISTAKES: dict[str, bytes] = {
     "2^63 bytes": part(2, 5, line=b"Content-Range: bytes 0-%d/%d" % (2**63 - 1, 2**63)) + PARTS[1] + PARTS[2] + END,
     "encoded": part(2, 5, extra=b"\r\nContent-Encoding: gzip") + PARTS[1] + PARTS[2] + END,
     "another boundary": BODY.replace(b"--b", b"--c"),
+    "another boundary before the first part": b"\r\n--c" + BODY[5:],
     "a page": b"<html>" + b"x" * 100,
     "an endless head": b"\r\n--b\r\nX: " + b"x" * 2 * MAX_PART_HEAD_BYTES,
 }
 
 
+@PIECES
 @pytest.mark.parametrize("body", MISTAKES.values(), ids=MISTAKES)
-def test_multipart_body_with_a_mistake_is_refused(body: bytes) -> None:
+def test_multipart_body_with_a_mistake_is_refused(body: bytes, piece_bytes: int) -> None:
     with pytest.raises(BadMultipart):
-        read(body)
+        read(body, piece_bytes=piece_bytes)
 
 
 SHORT = [
@@ -100,7 +128,7 @@ def test_multipart_body_that_breaks_anywhere_leaves_no_wrong_byte(body: bytes) -
     for size in range(len(body)):
         targets = targets_of()
         with contextlib.suppress(BadMultipart):
-            read(body[:size], targets)
+            read(body[:size], targets, piece_bytes=1 + size % 9)
         for target in targets:
             assert bytes(target.into[: target.filled]) == DATA[target.start : target.start + target.filled], size
 
