@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -36,22 +35,13 @@ class AnswerPart(NamedTuple):
     length: int
 
 
-class Piece(NamedTuple):
-    """The destination of a part of a range: `length` bytes from `source` in the range to `target` in the answer."""
-
-    source: int
-    target: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRange:
-    """Bytes `[start, stop)` of a file, by its position in the dataset's order, and the wanted pieces; never empty."""
+class ByteRange(NamedTuple):
+    """Bytes `[start, stop)` of a file, by its position in the dataset's order, and the parts in them; never empty."""
 
     file: int
     start: int
     stop: int
-    pieces: tuple[Piece, ...]
+    parts: Sequence[AnswerPart]
 
 
 class TokenFilesProvider:
@@ -125,21 +115,22 @@ async def read_ranges(
     view: memoryview,
     read: Callable[[Sequence[Wanted]], Awaitable[None]],
 ) -> None:
-    """Fill `view` with the pieces of these ranges, by `read`, whose errors are raised."""
+    """Fill `view` with the parts in these ranges, by `read`, whose errors are raised."""
     wanted: list[Wanted] = []
     scattered: list[tuple[ByteRange, memoryview]] = []
     for one in ranges:
-        (piece, *more) = one.pieces
-        if more:
-            into = np.empty(one.stop - one.start, np.uint8).data
+        file, start, stop, parts = one
+        if len(parts) > 1:
+            into = np.empty(stop - start, np.uint8).data
             scattered.append((one, into))
         else:
-            into = view[piece.target : piece.target + piece.length]
-        wanted.append(Wanted(files[one.file].name, one.start, into))
+            _, _, target, length = parts[0]
+            into = view[target : target + length]
+        wanted.append(Wanted(files[file].name, start, into))
     await read(wanted)
     for one, found in scattered:
-        for begin, target, length in one.pieces:
-            view[target : target + length] = found[begin : begin + length]
+        for _, offset, target, length in one.parts:
+            view[target : target + length] = found[offset - one.start : offset - one.start + length]
 
 
 def parts_of(extents: Iterable[Extent], files: Sequence[TokenFile], spec: DatasetSpec) -> list[AnswerPart]:
@@ -166,25 +157,29 @@ def plan_ranges(extents: Iterable[Extent], files: Sequence[TokenFile], spec: Dat
 def ranges_of(parts: Iterable[AnswerPart]) -> list[ByteRange]:
     """Return the ranges that hold these parts, by file and offset."""
     ranges: list[ByteRange] = []
-    pieces: list[Piece] = []
     file, start, stop = -1, 0, 0
-    for next_file, offset, target, length in sorted(_cut_long(parts)):
-        joins = next_file == file and offset <= stop + MAX_GAP_BYTES and offset + length - start <= MAX_RANGE_BYTES
-        if not joins:
-            if pieces:
-                ranges.append(ByteRange(file, start, stop, tuple(pieces)))
-            file, start, stop, pieces = next_file, offset, offset, []
-        pieces.append(Piece(offset - start, target, length))
-        stop = max(stop, offset + length)
-    if pieces:
-        ranges.append(ByteRange(file, start, stop, tuple(pieces)))
+    held: list[AnswerPart] = []
+    for part in sorted(_cut_long(parts)):
+        next_file, offset, _, length = part
+        end = offset + length
+        if next_file == file and offset <= stop + MAX_GAP_BYTES and end - start <= MAX_RANGE_BYTES:
+            held.append(part)
+            stop = max(stop, end)
+            continue
+        if held:
+            ranges.append(ByteRange(file, start, stop, held))
+        file, start, stop, held = next_file, offset, end, [part]
+    if held:
+        ranges.append(ByteRange(file, start, stop, held))
     return ranges
 
 
 def _cut_long(parts: Iterable[AnswerPart]) -> Iterator[AnswerPart]:
     """Yield the parts, those of more than `MAX_RANGE_BYTES` in several."""
-    for file, offset, target, left in parts:
-        while left:
-            length = min(left, MAX_RANGE_BYTES)
-            yield AnswerPart(file, offset, target, length)
-            offset, target, left = offset + length, target + length, left - length
+    for part in parts:
+        file, offset, target, left = part
+        while left > MAX_RANGE_BYTES:
+            yield AnswerPart(file, offset, target, MAX_RANGE_BYTES)
+            offset, target, left = offset + MAX_RANGE_BYTES, target + MAX_RANGE_BYTES, left - MAX_RANGE_BYTES
+        if left:
+            yield part if left == part.length else AnswerPart(file, offset, target, left)

@@ -1,26 +1,22 @@
 """A buffer that is filled from its beginning by the bodies of answers."""
 
-from dataclasses import dataclass
 
-
-@dataclass(slots=True)
 class Filling:
     """A range's destination.
 
     Attributes:
         start: the file's byte that belongs at the beginning of `into`.
+        stop: the file's byte after the last one wanted.
         into: writable bytes.
         filled: number of bytes that are in place.
     """
 
-    start: int
-    into: memoryview
-    filled: int = 0
+    __slots__ = ("filled", "into", "start", "stop")
 
-    @property
-    def stop(self) -> int:
-        """The file's byte after the last one wanted."""
-        return self.start + len(self.into)
+    def __init__(self, start: int, into: memoryview) -> None:
+        self.start, self.stop = start, start + len(into)
+        self.into = into
+        self.filled = 0
 
     @property
     def missing(self) -> int:

@@ -6,13 +6,14 @@ hold exactly them, or breaks off `MAX_FAILURES` times in a row; from then on it 
 
 import logging
 from collections.abc import Sequence
+from operator import attrgetter
 
 import httpx
 from aiohttp import ClientResponse
 
 from epochal.data_providers.sources.byte_source import SourceFile
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.multipart import boundary_of, most_bytes
+from epochal.data_providers.sources.http.multipart import boundary_of
 from epochal.data_providers.sources.http.range_answers import (
     SeveralBody,
     UnfitAnswer,
@@ -66,14 +67,14 @@ def plan_groups(targets: Sequence[Filling]) -> list[list[Filling]]:
     """
     groups: list[list[Filling]] = []
     held_bytes = 0
-    for target in sorted(targets, key=lambda target: target.start):
-        last = groups[-1] if groups else []
-        fits = last and len(last) < MAX_PARTS and held_bytes + target.missing <= MAX_SEVERAL_BYTES
-        if fits and last[-1].stop < target.start:
+    last: list[Filling] = []
+    for target in sorted(targets, key=attrgetter("start")):
+        held_bytes += target.missing
+        if last and len(last) < MAX_PARTS and held_bytes <= MAX_SEVERAL_BYTES and last[-1].stop < target.start:
             last.append(target)
-            held_bytes += target.missing
         else:
-            groups.append([target])
+            last = [target]
+            groups.append(last)
             held_bytes = target.missing
     return groups
 
@@ -92,13 +93,14 @@ def several_body(head: ClientResponse, url: str, file: SourceFile, targets: Sequ
     """
     check_temporary(head, url)
     boundary = boundary_of(head.headers.get("content-type", ""))
-    most = most_bytes(targets)
     if head.status != httpx.codes.PARTIAL_CONTENT or boundary is None:
         raise UnfitAnswer(
             f"{url} answered {head.status} {visible(head.reason or '')} to a request for several ranges", url=url
         )
     if is_encoded(head) or version_of(head) != file.version:
         raise UnfitAnswer(f"{url} answered several ranges of something else", url=url)
-    if head.content_length is not None and head.content_length > most:
-        raise UnfitAnswer(f"{url} promised {head.content_length} bytes for ranges that need at most {most}", url=url)
-    return SeveralBody(boundary, targets, file.size_bytes, url)
+    body = SeveralBody(boundary, targets, file.size_bytes, url)
+    if head.content_length is not None and head.content_length > body.most_bytes:
+        most = f"for ranges that need at most {body.most_bytes}"
+        raise UnfitAnswer(f"{url} promised {head.content_length} bytes {most}", url=url)
+    return body

@@ -146,17 +146,20 @@ class SeveralBody(Body):
         targets: the ranges that were asked for, in this order.
         file_bytes: size of the file.
         url: for messages.
+
+    Attributes:
+        most_bytes: maximum number of bytes that may still come.
     """
 
     def __init__(self, boundary: bytes, targets: Sequence[Filling], file_bytes: int, url: str) -> None:
+        self.most_bytes = most_bytes(targets)
         self._parts = Parts(boundary, targets, file_bytes)
-        self._allowed_bytes = most_bytes(targets)
         self._url = url
 
     def feed(self, data: memoryview) -> None:
         """Put the next bytes in place. Raise `UnfitAnswer` if they are not of these ranges."""
-        self._allowed_bytes -= len(data)
-        if self._allowed_bytes < 0:
+        self.most_bytes -= len(data)
+        if self.most_bytes < 0:
             raise self._unfit("it is longer than the ranges")
         try:
             self._parts.feed(data)

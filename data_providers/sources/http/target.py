@@ -21,12 +21,14 @@ class Target:
         sent: the URL without user and password.
         authorization: of the URL's user and password; "" without.
         shown: the URL without what may be secret, for messages.
+        server: scheme, and host with its port unless that is the scheme's own.
     """
 
     url: httpx.URL = field(repr=False)
     sent: URL = field(repr=False)
     authorization: str = field(repr=False)
     shown: str
+    server: tuple[str, str]
 
     @classmethod
     def of(cls, url: httpx.URL) -> "Target":
@@ -36,17 +38,8 @@ class Target:
         if not url.host or not 0 < (1 if url.port is None else url.port) <= MAX_PORT:
             raise httpx.InvalidURL(f"there is no port {url.port}" if url.host else "it names no server")
         sent = URL(str(url.copy_with(userinfo=b"", fragment=None)), encoded=True)
-        return cls(url, sent, _basic(url), str(url.copy_with(userinfo=b"", query=None, fragment=None)))
-
-    @property
-    def server(self) -> tuple[str, str]:
-        """Scheme, and host with its port unless that is the scheme's own."""
-        return self.url.scheme, self.netloc
-
-    @property
-    def netloc(self) -> str:
-        """Host, and its port unless that is the scheme's own."""
-        return self.url.netloc.decode("ascii").lower()
+        shown = str(url.copy_with(userinfo=b"", query=None, fragment=None))
+        return cls(url, sent, _basic(url), shown, (url.scheme, url.netloc.decode("ascii").lower()))
 
 
 def _basic(url: httpx.URL) -> str:

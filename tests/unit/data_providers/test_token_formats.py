@@ -155,9 +155,7 @@ def test_ranges_bring_every_wanted_byte_to_its_place(extents: list[Extent], leng
     files = [TokenFile(f"{number}", 0, 0, 128 * number) for number in range(3)]
     ranges = plan_ranges(extents, files, spec)
     assert all(one.stop - one.start <= MAX_RANGE_BYTES for one in ranges)
-    brought = sorted(
-        (piece.target, one.file, one.start + piece.source, piece.length) for one in ranges for piece in one.pieces
-    )
+    brought = sorted((part.target, part.file, part.offset, part.length) for one in ranges for part in one.parts)
     target, wanted = 0, []
     for extent in extents:
         left, offset = extent.length * spec.sequence_bytes, 128 * extent.file + extent.sequence * spec.sequence_bytes
@@ -167,9 +165,9 @@ def test_ranges_bring_every_wanted_byte_to_its_place(extents: list[Extent], leng
             target, offset, left = target + part, offset + part, left - part
     assert brought == wanted
     assert all(
-        one.start <= one.start + p.source and p.source + p.length <= one.stop - one.start
+        part.file == one.file and one.start <= part.offset and part.offset + part.length <= one.stop
         for one in ranges
-        for p in one.pieces
+        for part in one.parts
     )
 
 
