@@ -18,6 +18,7 @@ from epochal.coordinator_client.stored_blobs import (
     StoreRefusal,
     body_from,
 )
+from epochal.runtime.http.aiohttp_transport import PlainRequest
 from epochal.runtime.http.http_client import error_of, read_whole, reason_of, streamed
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.worker_thread import finished
@@ -157,11 +158,11 @@ async def _blob_from(
     timeout = httpx.Timeout(BLOB_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
     headers = {**headers, "Range": f"bytes={start}-"} if start else headers
     url = str(http.base_url).rstrip("/")
-    request = http.build_request("GET", url + path, headers=headers, timeout=timeout)
+    asked = PlainRequest("GET", url + path, timeout, headers)
     try:
-        async with streamed(http, request, follows=stored is None) as answer:
+        async with streamed(http, asked, follows=stored is None) as answer:
             if stored is not None and answer.next_request is not None:
-                place = answer.next_request.url
+                place, request = answer.next_request.url, answer.request
                 # as where a proxy leads from http to https
                 is_same = (place.host, place.path) == (request.url.host, request.url.path)
                 led = _blob_from(http, path, headers, start, None) if is_same else stored.pieces(str(place), start)

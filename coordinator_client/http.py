@@ -16,6 +16,7 @@ from epochal.coordinator_client.resumed_uploads import ResumedUploads
 from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S, CONNECT_TIMEOUT_S, StoredBlobs, StoredDownload
 from epochal.coordinator_client.wrong_address import WrongAddress, mistake_in
 from epochal.runtime.connections.allowed_addresses import Reach
+from epochal.runtime.http.aiohttp_transport import PlainRequest
 from epochal.runtime.http.allowed_hosts import address_in
 from epochal.runtime.http.http_client import LeftRequests, check_url, error_of, open_client, reason_of
 from epochal.runtime.http.redacted_urls import without_password
@@ -164,7 +165,7 @@ class CoordinatorClient:
 
     async def _served_run(self, url: str, wanted: str) -> str:
         """Return the id of the wanted run if it is served; with "", that of the only run."""
-        answer = _json_of(await self._request("GET", "/v1/runs"))
+        answer = _json_of(await self._request("GET", "/v1/runs"), f"{url}/v1/runs")
         runs = answer.get("runs") if isinstance(answer, dict) else None
         if not isinstance(runs, list) or not all(isinstance(run_id, str) and is_served_id(run_id) for run_id in runs):
             raise InvalidInput(f"{url} does not answer as a coordinator does; is it one?", url=url)
@@ -450,7 +451,7 @@ class CoordinatorClient:
     ) -> httpx.Response:
         """Return the answer to a request for a place, below that of the run unless it begins with `/v1/`."""
         path = place if place.startswith("/v1/") else self._run + place
-        url = f"{self._base}{path}?{urlencode(params)}" if params else self._base + path  # httpx takes long to merge it
+        url = f"{self._base}{path}?{urlencode(params)}" if params else self._base + path
         timeout = httpx.Timeout(wait_s + answer_s, connect=CONNECT_TIMEOUT_S, pool=wait_s + answer_s)
         headers = {**self._headers, **(headers or {})}
         if content is not None or message is not None:
@@ -460,9 +461,8 @@ class CoordinatorClient:
             body = bytes(content)
         elif content is not None:
             body, headers = Pieces(content), headers | {"Content-Length": str(content.size_bytes)}
-        request = self._http.build_request(method, url, content=body, headers=headers, timeout=timeout)
         try:
-            answer = await self._requests.answer(request)
+            answer = await self._requests.answer(PlainRequest(method, url, timeout, headers, body))
         except httpx.HTTPError as error:
             raise self._unreachable(f"{method} {path}", error) from error
         if answer.is_success or answer.status_code == httpx.codes.NOT_MODIFIED:
@@ -476,8 +476,8 @@ class CoordinatorClient:
         return CoordinatorUnreachable(f"{url} does not answer {request}: {reason}", url=url)
 
 
-def _json_of(answer: httpx.Response) -> Any:
+def _json_of(answer: httpx.Response, url: str) -> Any:
     try:
         return strict_json(answer.content)
     except ValueError as error:
-        raise InvalidDocument(f"{answer.request.url} does not answer as a coordinator does; is it one?") from error
+        raise InvalidDocument(f"{url} does not answer as a coordinator does; is it one?") from error

@@ -5,8 +5,9 @@ sent, without decoding; a redirect's body is never read; a request whose body ma
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -39,6 +40,17 @@ _ERRORS: tuple[tuple[type[Exception], type[httpx.TransportError]], ...] = (
 """Errors of `aiohttp`, each before those that it is a kind of, and what they are to httpx."""
 
 
+@dataclass(frozen=True, slots=True)
+class PlainRequest:
+    """A request before httpx adds to it, which takes longer than to send it. The URL is absolute."""
+
+    method: str
+    url: str
+    limits: httpx.Timeout
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | AsyncIterable[bytes] | None = None
+
+
 class AiohttpTransport(httpx.AsyncBaseTransport):
     """Sends requests to servers that may be connected, by way of the proxies that the environment names.
 
@@ -58,39 +70,77 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer, its body not yet read. Raise `NotAllowed` if its server may not be connected."""
-        if self._session is None:  # which needs a running loop
-            self._session = open_session(self._reach, self._tls, connections=self._connections)
         timeouts: dict[str, float | None] = request.extensions.get("timeout", {})
         asked = request.url.copy_with(userinfo=b"") if request.url.userinfo else request.url
-        url = URL(str(asked), encoded=True)
         headers = [pair for pair in request.headers.multi_items() if pair[0] != "transfer-encoding"]
+        limits = aiohttp.ClientTimeout(
+            connect=timeouts.get("pool"), sock_connect=timeouts.get("connect"), sock_read=timeouts.get("read")
+        )
         with _as_httpx(request):
             async with _Sending(request, timeouts.get("write")) as sending:
-                answer = await self._session.request(
-                    request.method,
-                    url,
-                    headers=headers,
-                    skip_auto_headers=_AUTO_HEADERS,
-                    data=sending.body,
-                    allow_redirects=False,
-                    proxy=self._proxies.of(url),
-                    read_bufsize=READ_BYTES,
-                    timeout=aiohttp.ClientTimeout(
-                        connect=timeouts.get("pool"),
-                        sock_connect=timeouts.get("connect"),
-                        sock_read=timeouts.get("read"),
-                    ),
-                )
-        found = httpx.Response(answer.status, headers=answer.raw_headers, stream=_Body(request, answer))
-        if found.has_redirect_location:  # httpx would read its body and decode it, whatever its size
-            answer.close()
-            return httpx.Response(answer.status, headers={"Location": found.headers["Location"]})
-        return found
+                answer = await self._asked(request.method, str(asked), headers, sending.body, limits)
+        return _response(request, answer)
+
+    async def begun(self, asked: PlainRequest, headers: Mapping[str, str]) -> httpx.Response:
+        """Return what `handle_async_request` does, and raise as it, without what httpx does for a request.
+
+        Args:
+            asked: without a body, or with one of bytes.
+            headers: of all requests, beside its own.
+        """
+        limits, body = asked.limits, asked.body
+        within = aiohttp.ClientTimeout(connect=limits.pool, sock_connect=limits.connect, sock_read=limits.read)
+        assert body is None or isinstance(body, bytes)
+        with _as_httpx(None):
+            answer = await self._asked(asked.method, asked.url, {**headers, **asked.headers}, body, within)
+        return _response(None, answer)
+
+    async def _asked(
+        self,
+        method: str,
+        address: str,
+        headers: Mapping[str, str] | list[tuple[str, str]],
+        body: bytes | AsyncGenerator[bytes, None] | None,
+        limits: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        if self._session is None:  # which needs a running loop
+            self._session = open_session(self._reach, self._tls, connections=self._connections)
+        url = URL(address, encoded=True)
+        return await self._session.request(
+            method,
+            url,
+            headers=headers,
+            skip_auto_headers=_AUTO_HEADERS,
+            data=body,
+            allow_redirects=False,
+            proxy=self._proxies.of(url),
+            read_bufsize=READ_BYTES,
+            timeout=limits,
+        )
 
     async def aclose(self) -> None:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
+
+
+class Client(httpx.AsyncClient):
+    """A client of httpx, whose plain requests `AiohttpTransport` answers without it."""
+
+    def __init__(self, transport: httpx.AsyncBaseTransport, **options: Any) -> None:
+        super().__init__(transport=transport, **options)
+        self._direct = transport if isinstance(transport, AiohttpTransport) else None
+        self._always = dict(self.headers)
+
+    async def begun(self, asked: PlainRequest) -> httpx.Response | None:
+        """Return the answer, its body not yet read; None if httpx has to ask: of cookies, passwords, redirections."""
+        if self._direct is None or self.cookies or "@" in asked.url or not isinstance(asked.body, bytes | None):
+            return None
+        answer = await self._direct.begun(asked, self._always)
+        if "Set-Cookie" in answer.headers:
+            answer.request = httpx.Request(asked.method, asked.url)
+            self.cookies.extract_cookies(answer)
+        return None if answer.has_redirect_location else answer
 
 
 class _Sending:
@@ -131,7 +181,7 @@ class _Sending:
 class _Body(httpx.AsyncByteStream):
     """The body of an answer as it arrives. Closing it frees the connection, which is kept if all of it was read."""
 
-    def __init__(self, request: httpx.Request, answer: aiohttp.ClientResponse) -> None:
+    def __init__(self, request: httpx.Request | None, answer: aiohttp.ClientResponse) -> None:
         self._request, self._answer = request, answer
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -143,8 +193,17 @@ class _Body(httpx.AsyncByteStream):
         self._answer.close()
 
 
+def _response(request: httpx.Request | None, answer: aiohttp.ClientResponse) -> httpx.Response:
+    """Return an answer whose body is not yet read."""
+    found = httpx.Response(answer.status, headers=answer.raw_headers, stream=_Body(request, answer))
+    if found.has_redirect_location:  # httpx would read its body and decode it, whatever its size
+        answer.close()
+        return httpx.Response(answer.status, headers={"Location": found.headers["Location"]})
+    return found
+
+
 @contextmanager
-def _as_httpx(request: httpx.Request) -> Iterator[None]:
+def _as_httpx(request: httpx.Request | None) -> Iterator[None]:
     """Raise errors of `aiohttp` as httpx's."""
     try:
         yield

@@ -15,7 +15,7 @@ import aiohttp
 import httpx
 
 from epochal.runtime.connections.allowed_addresses import Reach
-from epochal.runtime.http.aiohttp_transport import AiohttpTransport
+from epochal.runtime.http.aiohttp_transport import AiohttpTransport, Client, PlainRequest
 from epochal.runtime.http.answer_bodies import ACCEPTED_ENCODINGS, bounded_body, whole_response
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.http.session import Trust
@@ -85,7 +85,7 @@ def open_client(url: str, server: str, trust: Trust, reach: Reach | None = None,
     check_url(url, server)
     headers = {"Accept-Encoding": ACCEPTED_ENCODINGS, **options.pop("headers", {})}
     transport = AiohttpTransport(trust, reach, MAX_CONNECTIONS)
-    return httpx.AsyncClient(base_url=url.rstrip("/"), headers=headers, transport=transport, **options)
+    return Client(transport, base_url=url.rstrip("/"), headers=headers, **options)
 
 
 def reaching_client(reach: Reach | None) -> httpx.AsyncClient:
@@ -102,7 +102,7 @@ def proxy_of(url: str) -> str | None:
 
 @asynccontextmanager
 async def streamed(
-    client: httpx.AsyncClient, request: httpx.Request, *, follows: bool = True
+    client: httpx.AsyncClient, request: httpx.Request | PlainRequest, *, follows: bool = True
 ) -> AsyncIterator[httpx.Response]:
     """Yield the answer, its body not yet read. Raise `httpx.HTTPError` if it is missing.
 
@@ -114,11 +114,20 @@ async def streamed(
     Raises:
         NotAllowed: what has a body is redirected to another server.
     """
-    answer = await _sent(client, request, client.follow_redirects and follows)
+    answer = await _begun(client, request, client.follow_redirects and follows)
     try:
         yield answer
     finally:
         await answer.aclose()
+
+
+async def _begun(client: httpx.AsyncClient, asked: httpx.Request | PlainRequest, follows: bool) -> httpx.Response:
+    if isinstance(asked, httpx.Request):
+        return await _sent(client, asked, follows)
+    if isinstance(client, Client) and (answer := await client.begun(asked)):
+        return answer
+    options: dict[str, Any] = {"content": asked.body, "headers": asked.headers, "timeout": asked.limits}
+    return await _sent(client, client.build_request(asked.method, asked.url, **options), follows)
 
 
 async def _sent(client: httpx.AsyncClient, request: httpx.Request, follows: bool) -> httpx.Response:
@@ -164,9 +173,9 @@ class LeftRequests:
         self._under_way: set[asyncio.Task[httpx.Response]] = set()
         self._left: set[asyncio.Task[httpx.Response]] = set()
 
-    async def answer(self, request: httpx.Request) -> httpx.Response:
+    async def answer(self, asked: PlainRequest) -> httpx.Response:
         """Return the answer with its body. Raise `httpx.HTTPError` if it is missing."""
-        task = asyncio.get_running_loop().create_task(whole_answer(self._client, request))
+        task = asyncio.get_running_loop().create_task(whole_answer(self._client, asked))
         self._under_way.add(task)
         task.add_done_callback(self._ended)
         try:
@@ -203,7 +212,7 @@ def raw_body(answer: httpx.Response) -> httpx.AsyncByteStream:
     return answer.stream
 
 
-async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> httpx.Response:
+async def whole_answer(client: httpx.AsyncClient, request: httpx.Request | PlainRequest) -> httpx.Response:
     """Return the answer with its body. Raise `httpx.HTTPError` if it is missing."""
     async with streamed(client, request) as answer:
         return await read_whole(answer)
@@ -211,9 +220,7 @@ async def whole_answer(client: httpx.AsyncClient, request: httpx.Request) -> htt
 
 async def read_whole(answer: httpx.Response) -> httpx.Response:
     """Return a streamed answer with its body."""
-    whole = whole_response(answer.status_code, answer.headers, await bounded_body(raw_body(answer)))
-    whole.request = answer.request
-    return whole
+    return whole_response(answer.status_code, answer.headers, await bounded_body(raw_body(answer)))
 
 
 def is_temporary(status: int) -> bool:

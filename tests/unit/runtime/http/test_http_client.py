@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 import epochal.runtime.http.http_client
-from epochal.runtime.http.aiohttp_transport import AiohttpTransport
+from epochal.runtime.http.aiohttp_transport import AiohttpTransport, Client, PlainRequest
 from epochal.runtime.http.http_client import (
     MAX_LEFT_REQUESTS,
     LeftRequests,
@@ -143,6 +143,10 @@ class _SlowServer:
         self.asked = asyncio.Event()
         self.may_answer = asyncio.Event()
         self.connections: list[asyncio.Task[Any]] = []
+        self.url = ""
+
+    def request(self, path: str = "/") -> PlainRequest:
+        return PlainRequest("GET", self.url + path, httpx.Timeout(BOUND_S))
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -164,10 +168,9 @@ async def slow_server(connections: int = 1) -> AsyncIterator[tuple[_SlowServer, 
     """Yield a slow server and a client with so many connections to it at a time."""
     slow = _SlowServer()
     server = await asyncio.start_server(slow.serve, "127.0.0.1", 0)
-    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    transport = AiohttpTransport(PLAIN, None, connections)
+    slow.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
-        async with httpx.AsyncClient(transport=transport, base_url=url, timeout=BOUND_S) as client:
+        async with Client(AiohttpTransport(PLAIN, None, connections), timeout=BOUND_S) as client:
             yield slow, client
         slow.may_answer.set()
         await asyncio.wait(slow.connections)
@@ -176,13 +179,13 @@ async def slow_server(connections: int = 1) -> AsyncIterator[tuple[_SlowServer, 
 async def test_request_whose_caller_is_cancelled_keeps_its_connection() -> None:
     async with slow_server() as (slow, client):
         requests = LeftRequests(client)
-        asking = asyncio.create_task(requests.answer(client.build_request("GET", "/")))
+        asking = asyncio.create_task(requests.answer(slow.request()))
         await slow.asked.wait()
         asking.cancel()
         await asyncio.wait([asking])
         assert asking.cancelled()
         slow.may_answer.set()
-        answers = [await requests.answer(client.build_request("GET", "/")) for _ in range(3)]
+        answers = [await requests.answer(slow.request()) for _ in range(3)]
         await requests.aclose()
     assert [answer.content for answer in answers] == [b"ok"] * 3
     assert len(slow.connections) == 1
@@ -192,13 +195,13 @@ async def test_requests_that_are_left_leave_connections_to_others(monkeypatch: p
     monkeypatch.setattr(epochal.runtime.http.http_client, "LEFT_REQUEST_S", 2 * BOUND_S)
     async with slow_server(connections=MAX_LEFT_REQUESTS + 1) as (slow, client):
         requests = LeftRequests(client)
-        asking = [asyncio.create_task(requests.answer(client.build_request("GET", "/"))) for _ in range(20)]
+        asking = [asyncio.create_task(requests.answer(slow.request())) for _ in range(20)]
         await slow.asked.wait()
         for task in asking:
             task.cancel()
         await asyncio.wait(asking)
         async with asyncio.timeout(BOUND_S):
-            answer = await requests.answer(client.build_request("GET", AT_ONCE))
+            answer = await requests.answer(slow.request(AT_ONCE))
         await requests.aclose()
     assert answer.content == b"ok"
 
@@ -207,7 +210,7 @@ async def test_requests_that_were_left_end_with_the_client(monkeypatch: pytest.M
     monkeypatch.setattr(epochal.runtime.http.http_client, "LEFT_REQUEST_S", 2 * BOUND_S)
     async with slow_server() as (slow, client):
         requests = LeftRequests(client)
-        asking = asyncio.create_task(requests.answer(client.build_request("GET", "/")))
+        asking = asyncio.create_task(requests.answer(slow.request()))
         await slow.asked.wait()
         asking.cancel()
         await asyncio.wait([asking])
