@@ -6,6 +6,7 @@ just shown that it keeps denormals, because a library can switch them off for ev
 and the replica would differ without an error.
 """
 
+import contextlib
 import logging
 import mmap
 import sys
@@ -20,11 +21,20 @@ from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.replica_pass import Piece, ReplicaPass, at_once
 from epochal.runtime.merging.room_for_sums import room_for_sums
 from epochal.runtime.side_by_side import core_count, side_by_side
-from epochal.runtime.worker_thread import Worker
+from epochal.runtime.worker_thread import Worker, WorkerThread
 from epochal.state.codecs.codec import Block, PartMap
 from epochal.state.codecs.compiled import compiled, load
 from epochal.state.config.state_file import MergeConfig
-from epochal.state.merging import Merge, MergeOutput, OuterStep, Stretch, merge, probe_bits, verify_arithmetic
+from epochal.state.merging import (
+    Merge,
+    MergeOutput,
+    OuterStep,
+    Stretch,
+    UnsoundArithmetic,
+    merge,
+    probe_bits,
+    verify_arithmetic,
+)
 from epochal.state.model.replica import (
     CheckpointForm,
     Replica,
@@ -51,7 +61,10 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 MERGED_IN_MEMORY_BYTES = 1024 * 1024
-"""A replica whose checkpoint is no larger is merged in memory: a file takes longer to make than that to write."""
+"""A replica whose checkpoint is no larger is merged in memory, in the caller's thread: a file takes longer to make than
+that to write, and another thread longer to wake."""
+INLINE_BYTES = 64 * 1024
+"""Results that are added in the caller's thread."""
 MERGING_THREADS = 8
 """Maximum number of threads that write a large replica; each has up to 20 MB of files in memory."""
 COMPILED_FROM_BYTES = 32 * 1024 * 1024
@@ -129,7 +142,8 @@ class Merger:
     async def new_sum(self, step: int, layout: TensorLayout) -> UpdateSum:
         """Return a sum of no results of a step. Raises `SpoolFull`."""
         await self._load_loops(layout)
-        return await self._worker.run(partial(room_for_sums, self._spool, layout, self.rule(step).mean))
+        make = partial(room_for_sums, self._spool, layout, self.rule(step).mean)
+        return make() if layout.size_bytes <= MERGED_IN_MEMORY_BYTES else await self._worker.run(make)
 
     async def add(self, total: UpdateSum, results: Sequence[tuple[Weight, Buffer]], layout: TensorLayout) -> None:
         """Add results, which were checked, in this order to a sum of the model, or of a slice of it.
@@ -142,13 +156,13 @@ class Merger:
         over: PartMap = side_by_side if total.layout.size_bytes >= COMPILED_FROM_BYTES else map
 
         def work() -> None:
-            verify_arithmetic()
             for weight, result in results:
                 found = decode_result(result, layout)[1]
                 own = {name: found[name] for name, _ in total.layout.entries}
                 total.add(weight, own, self._dropping(result), over)
 
-        await self._worker.run(work)
+        is_little = sum(len(result) for _, result in results) <= INLINE_BYTES
+        await (self._soon(work) if is_little else self._worker.run(partial(_checked, work)))
 
     async def made(
         self, total: UpdateSum, header: UpdateHeader, start: Replica, arrival: Arrival | None = None
@@ -166,15 +180,14 @@ class Merger:
             SpoolFull: the update or the replica finds no room.
             UnsoundArithmetic: as `verify`.
         """
-        layout, codec = start.layout, header.codec
-        places, arrival = UpdatePlaces(header, layout), arrival or Arrival()
-        size_bytes = places.size_bytes
+        layout, codec, arrival = start.layout, header.codec, arrival or Arrival()
         if _is_small(start):
             stream = update_of(header, layout, partial(total.encoded, codec))
-            file = await self._worker.run(lambda: _checked(partial(self._spool.keep, stream.views(), size_bytes)))
-            arrival.advance(file, size_bytes, size_bytes)
+            file = await self._soon(partial(self._spool.keep, stream.views(), stream.size_bytes))
+            arrival.advance(file, len(file), len(file))
             return file, await self.applied(start, decode_update(file.view(), header, layout))
-        file = self._spool.file()
+        places = UpdatePlaces(header, layout)
+        file, size_bytes = self._spool.file(), places.size_bytes
         room = await self._worker.run(partial(file.prepared, size_bytes))
         room[: len(places.beginning)] = places.beginning
         arrival.advance(file, len(places.beginning), size_bytes)
@@ -218,8 +231,8 @@ class Merger:
             InternalError: an update that does not fit; the caller's bug.
         """
         if _is_small(start):
-            replica = await self._worker.run(lambda: _checked(partial(merge, start, update, self._outer(start))))
-            return HeldReplica(replica, await self.digest(replica))
+            replica = await self._soon(partial(merge, start, update, self._outer(start)))
+            return HeldReplica(replica, replica_digest(replica))
         return await self._written(start, update)
 
     async def eager_start(self, start: Replica, result: Buffer) -> Replica:
@@ -246,13 +259,14 @@ class Merger:
             InvalidDocument: as `decode_update`.
             Diverged, SpoolFull, UnsoundArithmetic: as `applied`.
         """
+        if _is_small(start):
+            file = await arrival.first(sys.maxsize)
+            return await self.applied(start, decode_update(file.view(), header, start.layout))
         places = UpdatePlaces(header, start.layout)
         file = await arrival.first(len(places.beginning))
-        if _is_small(start) or file[: len(places.beginning)] != places.beginning:
+        if file[: len(places.beginning)] != places.beginning:
             await arrival.first(len(file))  # one with another header may still be read as this update
         update = decode_update(file.view(), header, start.layout)
-        if _is_small(start):
-            return await self.applied(start, update)
 
         async def ready(piece: Piece) -> None:
             await arrival.first(places.of(piece[-1]).stop)
@@ -297,6 +311,14 @@ class Merger:
 
         steps = ReplicaPass(form, output, self._lanes, self._hasher, self._dropping())
         return HeldReplica(merging.merged(), await steps.run(compute, ready, written), file)
+
+    async def _soon(self, work: Callable[[], _T]) -> _T:
+        """Return what little work returns: done in this thread, which is awake, unless its arithmetic differs."""
+        if isinstance(self._worker, WorkerThread):
+            with contextlib.suppress(UnsoundArithmetic):
+                verify_arithmetic()
+                return work()
+        return await self._worker.run(partial(_checked, work))
 
     def _outer(self, start: Replica) -> OuterStep:
         """Return the outer step that follows a replica."""

@@ -39,7 +39,7 @@ from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.clock import SystemClock
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import Merger
-from epochal.runtime.worker_thread import InlineWorker, Worker
+from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.model_table import ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
@@ -117,13 +117,10 @@ def handlers_of(
     return Handlers(service, nonces, tokens, admin, intake, uploads, downloads, arrivals, replays, insight)
 
 
-def update_maker_of(
-    handlers: Handlers, spool: Spool | None = None, worker: Worker | None = None, hasher: Worker | None = None
-) -> UpdateMaker:
-    """Return what makes the updates of a service's run; it uses no threads unless its workers do."""
+def update_maker_of(handlers: Handlers, spool: Spool | None = None) -> UpdateMaker:
+    """Return what makes the updates of a service's run, without threads."""
     spool = spool or Spool(Path(tempfile.gettempdir()))
-    merger = Merger(handlers.service.merge_at, spool, worker or InlineWorker(), hasher)
-    return UpdateMaker(handlers.intake, merger, spool)
+    return UpdateMaker(handlers.intake, Merger(handlers.service.merge_at, spool, InlineWorker()), spool)
 
 
 @contextlib.asynccontextmanager

@@ -4,10 +4,9 @@ import asyncio
 import errno
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -23,7 +22,6 @@ from epochal.runtime.files import spool as spool_module
 from epochal.runtime.files.file_room import allocate
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging import merger, room_for_sums
-from epochal.runtime.worker_thread import InlineWorker
 from epochal.state import checkpoint_parts
 from epochal.state.documents import UpdateRef
 from epochal.state.errors import Refused
@@ -44,7 +42,6 @@ from tests.support.simulate.simulated_run import prove, simulated_run
 from tests.support.simulate.virtual_time import in_virtual_time
 from tests.support.thinned import thinned
 
-T = TypeVar("T")
 SMALL_MODEL = {"context": 2, "embedding": 2, "hidden": 2}
 STATE = state_file(config__waiting_for_members_extra_time=0.001, merge__norm_limit=0.0)
 
@@ -89,37 +86,23 @@ async def test_result_that_is_not_attested_is_taken_out_again(
         await check_update(service, 1)
 
 
-class HeldWorker(InlineWorker):
-    """Makes no call while it is held, and notes that it has made one."""
-
-    def __init__(self) -> None:
-        self.is_free, self.has_made = asyncio.Event(), asyncio.Event()
-        self.is_free.set()
-
-    async def run(self, call: Callable[[], T]) -> T:
-        await self.is_free.wait()
-        try:
-            return await super().run(call)
-        finally:
-            self.has_made.set()
-
-
 async def test_small_update_is_made_before_its_outcome_and_kept_with_it() -> None:
-    merging, hashing = HeldWorker(), HeldWorker()
+    makers: list[UpdateMaker] = []
 
     def new_maker(handlers: Handlers, spool: Spool | None) -> UpdateMaker:
-        return update_maker_of(handlers, spool, merging, hashing)
+        makers.append(update_maker_of(handlers, spool))
+        return makers[0]
 
     async with served(STATE, new_maker=new_maker) as coordinator:
         clients = await training(coordinator, 3)
         await deliver(clients)
         async with asyncio.timeout(BOUND_S):
-            await hashing.has_made.wait()  # the digest of the replica is the last thing
-        merging.is_free.clear()
+            while makers[0]._ahead is None:
+                await coordinator.http.get(coordinator.run_url)
+        before = coordinator.service.published.version
         await attest_all(coordinator, clients, REPLICA)
-        assert 1 in coordinator.service.run.models.updates
+        assert (coordinator.service.published.document.step, coordinator.service.published.version) == (2, before + 1)
         await check_update(coordinator.service, 1)
-        merging.is_free.set()
 
 
 @pytest.mark.parametrize(("members", "is_added"), [(2, True), (3, False)])

@@ -1,4 +1,4 @@
-"""The merging thread: off the event loop, in order, and refused if its arithmetic is not IEEE 754."""
+"""The thread in which replicas are merged is refused if its arithmetic is not IEEE 754."""
 
 import ctypes
 import platform
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
+import epochal.runtime.merging.merger
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import Merger
 from epochal.runtime.worker_thread import InlineWorker, Worker, WorkerThread
@@ -95,12 +96,26 @@ async def test_merger_raises_what_the_rule_raises() -> None:
     ("mode", "what"),
     [(FLUSH_TO_ZERO, "a denormal result"), (DENORMALS_ARE_ZERO, "a denormal"), (ROUND_DOWN, "a tie")],
 )
-async def test_merger_in_a_thread_with_another_arithmetic_refuses_to_merge(mode: int, what: str) -> None:
+async def test_merger_in_a_thread_with_another_arithmetic_refuses_to_merge(
+    mode: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(epochal.runtime.merging.merger, "MERGED_IN_MEMORY_BYTES", 0)
     merger = Merger(CONFIG, SPOOL, WorkerThread("test-merge"))
     with floating_point_mode(mode), pytest.raises(UnsoundArithmetic, match=what):
         await merger.verify()
     with pytest.raises(UnsoundArithmetic, match="would differ from the others"):
         await merger.applied(replica(), update())
+    await merger.aclose()
+
+
+@needs_glibc_x86_64
+async def test_small_replica_is_merged_elsewhere_where_the_caller_is_unsound() -> None:
+    merger = Merger(CONFIG, SPOOL, WorkerThread("test-merge"))
+    await merger.verify()
+    start, mean = replica(), update()
+    with floating_point_mode(FLUSH_TO_ZERO):
+        after = await merger.applied(start, mean)
+    assert after.digest == replica_digest(merge(replica(), update(), OuterStep.of(CONFIG)))
     await merger.aclose()
 
 
