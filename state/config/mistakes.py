@@ -90,7 +90,8 @@ def broken_rules(
         paths: list[Path] = [tuple(field.split(".")) for field in rule.fields]
         if any(_overlap(path, wrong) for path in paths for wrong in invalid):
             continue
-        values = [_value_at(tree, path, known.at(path).default) for path in paths]
+        found = [(path, _value_at(tree, path, ABSENT)) for path in paths]
+        values = [known.at(path).default if value is ABSENT else value for path, value in found]
         if not rule.holds(*values):
             shown = [show_at(path, value) for path, value in zip(paths, values, strict=True)]
             mistakes.append(Mistake(rule.fields[0], shown[0], rule.allowed.format(*shown)))
@@ -190,7 +191,7 @@ def _nearest(key: str, candidates: Iterable[str]) -> str | None:
 
 def _value_at(tree: Any, path: Path, default: Any) -> Any:
     for part in path:
-        keyed = isinstance(tree, Mapping) and part in tree
+        keyed = isinstance(tree, (dict, Mapping)) and part in tree  # a dict is told at once, another mapping is not
         if not keyed and not (isinstance(tree, list) and isinstance(part, int) and part < len(tree)):
             return default
         tree = tree[part]

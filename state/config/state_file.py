@@ -301,7 +301,7 @@ class StateFile(Section):
         broken = broken_rules(known_places(StateFile), RULES, self.to_plain(), ())
         if broken:
             raise ValueError("; ".join(map(str, broken)))
-        wrong = tuple(_wrong_changes(self))
+        wrong = tuple(_wrong_changes(self)) if self.changes else ()
         if wrong:
             raise WrongPlaces(wrong)
         return self
