@@ -186,7 +186,7 @@ class Requester:
         async with self._session.get(target.sent, headers=fields, proxy=proxy, allow_redirects=False) as answer:
             body = chosen(answer)
             if body is not None:
-                async for data, _ in answer.content.iter_chunks():
+                async for data in answer.content.iter_any():
                     self.received_bytes += len(data)
                     body.feed(memoryview(data))
                 body.finish()
