@@ -30,8 +30,6 @@ Trust: TypeAlias = bool | str | ssl.SSLContext
 CONNECT_TIMEOUT_S = 10.0
 KEEP_ALIVE_S = 60.0
 """Time for which an unused connection is kept."""
-READ_BYTES = 256 * 1024
-"""Number of bytes that asyncio receives at a time. A connection stops receiving at twice as many that nobody took."""
 _reach_of_names: ContextVar[Reach | None] = ContextVar("reach_of_names", default=None)
 """The addresses to which the connection that is being opened may lead."""
 
@@ -58,7 +56,6 @@ def open_session(
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=silence_s),
         auto_decompress=False,
-        read_bufsize=READ_BYTES,
     )
 
 
