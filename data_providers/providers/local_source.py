@@ -11,8 +11,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
 from typing import Self
 
@@ -114,9 +112,10 @@ class LocalSource:
             SourceUnavailable: it cannot be read now; retry.
             Rejected: this user may not read it any more.
         """
-        return all(
-            self._read_file(name, list(ranges), may_wait) for name, ranges in groupby(wanted, attrgetter("name"))
-        )
+        by_file: dict[str, list[Wanted]] = {}
+        for one in wanted:
+            by_file.setdefault(one.name, []).append(one)
+        return all(self._read_file(name, ranges, may_wait) for name, ranges in by_file.items())
 
     async def aclose(self) -> None:
         self._closed = True
