@@ -45,6 +45,8 @@ PART_FOR_TURNS = (1, 2)
 """Largest part of such a round's batches that goes to them."""
 ABOUT = (5, 4)
 """Multiple of the smallest time in which a client must do one batch to have its turn with the others."""
+TRIED_AT_ONCE = 16
+"""Number of times among which the smallest one is looked for in one step."""
 NEARLY = (129, 128)
 """Multiple of the smallest time within which shares that end then stay as they are: so long all may wait for one."""
 
@@ -179,8 +181,8 @@ class Timed(NamedTuple):
     most: _Integers
     waits: _Integers
 
-    def within(self, time_us: int) -> _Integers:
-        """Return how many batches each does in a time, within its bound."""
+    def within(self, time_us: int | _Integers) -> _Integers:
+        """Return how many batches each does in a time, within its bound; in each of several, (times, 1)."""
         counts: _Integers = np.minimum(np.maximum((time_us - self.fixed_us) // self.batch_us, 0), self.most)
         return counts
 
@@ -231,16 +233,16 @@ def _longest_waiting(clients: Timed, places: npt.NDArray[np.intp], count: int) -
 
 def _soonest(clients: Timed, total: int) -> _Integers:
     """Return the batches with which the last client ends soonest; of several ways, that of the clients' order."""
-    enough_us = int(np.max(clients.fixed_us)) + 1
+    too_few_us, enough_us = 0, int(np.max(clients.fixed_us + clients.batch_us))
     while int(clients.within(enough_us).sum()) < total:
-        enough_us *= 2
-    too_few_us = 0
+        too_few_us, enough_us = enough_us, 2 * enough_us
     while too_few_us + 1 < enough_us:
-        middle_us = (too_few_us + enough_us) // 2
-        if int(clients.within(middle_us).sum()) < total:
-            too_few_us = middle_us
-        else:
-            enough_us = middle_us
+        step_us = (enough_us - too_few_us) // TRIED_AT_ONCE + 1
+        tried_us = np.arange(too_few_us + step_us, enough_us, step_us)
+        place = int(np.searchsorted(clients.within(tried_us[:, None]).sum(axis=1), total))
+        if place < len(tried_us):
+            enough_us = int(tried_us[place])
+        too_few_us += place * step_us
     counts, before = clients.within(enough_us), clients.within(too_few_us)
     spare = total - int(before.sum())  # the first clients of the order take what all could do in the last microsecond
     gained = np.cumsum(counts - before)

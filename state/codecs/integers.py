@@ -56,9 +56,10 @@ class IntegerCodec(RecordCodec):
         if self.bits == 4 and width % 2 and (records[:, -1] >> 4).any():
             return "padding"
         codes = self._codes(records, width)
-        if codes.min() < -self._largest:
+        lowest = codes.min(axis=1)
+        if lowest.min() < -self._largest:
             return "code"
-        magnitudes = np.maximum(codes.max(axis=1), -codes.min(axis=1))  # at most 127
+        magnitudes = np.maximum(codes.max(axis=1), -lowest)  # at most 127
         with np.errstate(over="ignore"):
             largest = magnitudes.astype(np.float32) * scales
         if float(largest.max()) > max_abs:
@@ -92,7 +93,7 @@ def put_scales(records: Bytes, scales: Float32Array) -> None:
 
 def are_scales(scales: Float32Array) -> bool:
     """Return whether all are finite, and at least 2⁻¹²⁶."""
-    return bool((np.isfinite(scales) & (scales >= LEAST_SCALE)).all())
+    return bool(scales.min() >= LEAST_SCALE and scales.max() < np.inf)
 
 
 def scales_of(records: Bytes) -> Float32Array:
@@ -109,10 +110,13 @@ def _packed(codes: Codes) -> Bytes:
     return packed
 
 
+_PAIRS = np.array(
+    [(low - 16 * (low > 7)) % 256 | (high - 16 * (high > 7)) % 256 << 8 for high in range(16) for low in range(16)],
+    "<u2",
+)
+"""The two codes of each byte, as the bytes of a number."""
+
+
 def _unpacked(packed: Bytes, width: int) -> Codes:
     """Return the codes of bytes, from −8 to 7."""
-    codes = np.empty((len(packed), 2 * packed.shape[1]), np.int8)
-    signed = packed.view(np.int8)
-    codes[:, 0::2] = (signed << 4) >> 4  # shifts of signed numbers keep the sign
-    codes[:, 1::2] = signed >> 4
-    return codes[:, :width]
+    return _PAIRS.take(packed).view(np.int8)[:, :width]
