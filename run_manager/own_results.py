@@ -25,6 +25,8 @@ from epochal.trainers.protocol import Trainer
 
 ENCODED_BESIDE_BYTES = 32 * 1024 * 1024
 """Size of a difference from which it is encoded in several threads; a smaller one is encoded before they begin."""
+ENCODED_HERE_BYTES = 256 * 1024
+"""Size of a difference up to which it is encoded in the caller's thread: another one takes longer to wake."""
 
 
 class OwnResults:
@@ -62,14 +64,19 @@ class OwnResults:
 
     async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, merge: MergeConfig) -> SpoolFile:
         """Return the file of a result. `difference` is `start − end` of every parameter; `merge` is the round's."""
-        over: PartMap = side_by_side if layout_of(difference).size_bytes >= ENCODED_BESIDE_BYTES else map
+        size_bytes = layout_of(difference).size_bytes
+        over: PartMap = side_by_side if size_bytes >= ENCODED_BESIDE_BYTES else map
         if self._feedback is not None and merge.error_feedback:
             decay = merge.error_feedback_decay
             encoding = partial(self._feedback.encode, header, lineage, difference, decay, merge.max_abs, over)
         else:
             encoding = partial(result_of, header, difference, merge.max_abs, over)
-        stream = await self._worker.run(encoding)
-        return await self._worker.run(partial(self._spool.keep, stream.views(), stream.size_bytes))
+
+        def kept() -> SpoolFile:
+            stream = encoding()
+            return self._spool.keep(stream.views(), stream.size_bytes)
+
+        return kept() if size_bytes <= ENCODED_HERE_BYTES else await self._worker.run(kept)
 
     def published(self, step: int, result_sha256: Sha256) -> None:
         """Note that the oldest `train` since the last published result led to this one, of this step."""

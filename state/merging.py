@@ -234,20 +234,27 @@ _TIE_BITS = 0x4B800002
 """2²⁴ + 4, to which 2²⁴ + 3 rounds to nearest even; 2²⁴ + 2 downwards."""
 
 
+_PROBES = (
+    np.full(_PROBE_ELEMENTS, _TINY_BITS, np.uint32).view(np.float32),
+    np.full(_PROBE_ELEMENTS, 2.0**24, np.float32),
+    np.full(_PROBE_ELEMENTS, 2**24 + 3, np.int64),
+)
+_EXPECTED_BYTES = {bits: np.full(_PROBE_ELEMENTS, bits, np.uint32).tobytes() for bits in (2, 2 * _TINY_BITS, _TIE_BITS)}
+
+
 def verify_arithmetic() -> None:
     """Raise `UnsoundArithmetic` unless this thread keeps denormals and rounds to nearest, even.
 
     Call it in the thread that merges.
     """
-    tiny = np.full(_PROBE_ELEMENTS, _TINY_BITS, np.uint32).view(np.float32)
-    large = np.full(_PROBE_ELEMENTS, 2.0**24, np.float32)
+    tiny, large, odd = _PROBES
     with np.errstate(all="ignore"):
         probes: list[tuple[str, Float32Array, int]] = [
             ("a denormal result", np.multiply(tiny, np.float32(0.5)), 2),
             ("a denormal operand", np.add(tiny, tiny), 2 * _TINY_BITS),
             ("a tie", np.add(large, np.float32(3.0)), _TIE_BITS),
             ("a denormal quotient", np.divide(tiny, np.float32(2.0)), 2),
-            ("an integer", np.full(_PROBE_ELEMENTS, 2**24 + 3, np.int64).astype(np.float32), _TIE_BITS),
+            ("an integer", odd.astype(np.float32), _TIE_BITS),
         ]
         loops = compiled()
         if loops is not None:
@@ -256,7 +263,7 @@ def verify_arithmetic() -> None:
             probes.append(("a denormal in a compiled loop", moved, 2))
     for name, found, expected in probes:
         bits = found.view(np.uint32)
-        if np.any(bits != expected):
+        if bits.tobytes() != _EXPECTED_BYTES[expected]:
             raise UnsoundArithmetic(
                 f"{name} is not computed as IEEE 754 prescribes: this thread flushes denormals to zero, or rounds "
                 "differently (libraries built with -ffast-math set that), so its replica would differ from the others",

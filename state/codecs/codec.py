@@ -9,6 +9,7 @@
   own: any part that begins at a group is decoded without the rest.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -110,7 +111,7 @@ class EncodedTensor:
     @property
     def size(self) -> int:
         """Number of values."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     def read(self, start: int, out: Float32Array) -> Float32Array:
         """Return a part of the flat values; see `Codec.decode`."""
