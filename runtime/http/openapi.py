@@ -8,6 +8,7 @@ The schemas of messages are made when the description is first asked for: they t
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path
@@ -52,6 +53,9 @@ _PROBLEM: Schema = {
 }
 
 
+_compiled = cache(compile_path)
+
+
 class BytesResponse(Response):
     """Bytes without a type of their own."""
 
@@ -67,7 +71,7 @@ class DescribedRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self.path, self.endpoint = path, endpoint
-        self.path_regex, self.path_format, self.param_convertors = compile_path(path)
+        self.path_regex, self.path_format, self.param_convertors = _compiled(path)
         self.methods = {method.upper() for method in options.get("methods") or ("GET",)}
         self._declared: dict[str, Any] = options
 

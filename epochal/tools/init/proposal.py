@@ -175,7 +175,12 @@ def _long_enough(
         is_long = 2 * found.parts["training"] > LONGEST_TRAINING_S
         if is_done or is_long or batches == most or found.kind == "nothing":
             return found, batches
-        batches = min(2 * batches, most)
+        training_s = found.parts["training"] or math.inf
+        left_s = (
+            (found.round_s - training_s) * TRAINING_PART / (1 - TRAINING_PART)
+        )  # what is not training stays as long
+        doublings = math.ceil(math.log2(max(2.0, min(left_s, LONGEST_TRAINING_S / 2) / training_s)))
+        batches = min(2**doublings * batches, most)
 
 
 def _roomy(state: StateFile) -> dict[str, float]:
