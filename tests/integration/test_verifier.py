@@ -40,6 +40,7 @@ async def test_honest_results_pass_and_a_liar_is_convicted_and_ejected(tmp_path:
         await run.prove()
 
 
+@pytest.mark.nightly  # how scores are judged is tested of the machine, and how they are computed of one verifier
 async def test_member_whose_results_raise_the_loss_is_found_by_scores(tmp_path: Path) -> None:
     """Clients keep what their optimizers have; the verifier only scores, on data that it draws."""
     data = tmp_path / "data"

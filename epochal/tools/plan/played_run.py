@@ -38,7 +38,7 @@ from epochal.tools.plan.scale import Scale
 
 TICK_S = 0.1
 """As in `coordinator/run/service.py`."""
-TICKS_OF_A_PHASE = 0.02
+TICKS_OF_A_PHASE = 0.1
 """Part of a phase's time so far after which the next tick comes, if that is later: it suffices for a plan."""
 WARMUPS = 3
 """Number of Warmups after which a run that goes well has begun."""

@@ -4,7 +4,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -38,6 +39,7 @@ from epochal.state.share_ceiling import largest_part
 from epochal.state.wire import Blake3, ClientId, Seed, Sha256, client_id_of, sha256_hex
 from tests.support.data.states import state_file
 
+P = ParamSpec("P")
 READ_AGAIN_EVERY = 4
 """A snapshot is read back after every such stimulus, and after each that does more than to add to the state."""
 METRICS = ResultMetrics(loss=2.0, tokens=16, train_s=0.1)
@@ -329,40 +331,40 @@ class Driver:
         return [item.after.value for item in self.instructions if isinstance(item, PhaseChanged)]
 
 
-_BEGUN: dict[str, Driver] = {}
-"""Drivers whose runs have just begun: many tests begin alike, and what they begin with is played and checked once."""
+def played_once(begin: Callable[P, Driver]) -> Callable[P, Driver]:
+    """Return a function that plays and checks once, for equal arguments, what `begin` plays: many tests begin alike.
+
+    Each of its callers has a driver of its own, which is where the one that was played was then.
+    """
+    played: dict[str, Driver] = {}
+
+    @wraps(begin)
+    def begun(*args: P.args, **kwargs: P.kwargs) -> Driver:
+        name = f"{args} {kwargs}"
+        if name not in played:
+            played[name] = begin(*args, **kwargs)
+        driver = copy(played[name])
+        driver.instructions, driver.outcomes = [*driver.instructions], [*driver.outcomes]
+        return driver
+
+    return begun
 
 
-def _begun(name: str, begin: Callable[[], Driver]) -> Driver:
-    """Return a driver of a test's own, which is where the one that was first begun under this name was then."""
-    if name not in _BEGUN:
-        _BEGUN[name] = begin()
-    driver = copy(_BEGUN[name])
-    driver.instructions, driver.outcomes = [*driver.instructions], [*driver.outcomes]
+@played_once
+def in_warmup(*numbers: int, **overrides: Any) -> Driver:
+    """Return a driver whose run is in Warmup with these clients."""
+    driver = Driver(state_file(**overrides))
+    driver.join(*numbers)
+    driver.pass_time(2)
     return driver
 
 
-def in_warmup(*numbers: int, **overrides: Any) -> Driver:
-    """Return a driver whose run is in Warmup with these clients."""
-
-    def begin() -> Driver:
-        driver = Driver(state_file(**overrides))
-        driver.join(*numbers)
-        driver.pass_time(2)
-        return driver
-
-    return _begun(f"warmup {numbers} {overrides}", begin)
-
-
+@played_once
 def in_round(*numbers: int, **overrides: Any) -> Driver:
     """Return a driver whose run is in its first RoundTrain with these clients."""
-
-    def begin() -> Driver:
-        driver = in_warmup(*numbers, **overrides)
-        driver.warm_up()
-        return driver
-
-    return _begun(f"round {numbers} {overrides}", begin)
+    driver = in_warmup(*numbers, **overrides)
+    driver.warm_up()
+    return driver
 
 
 def ledger_gaps(run: Run, applied: Sequence[BatchId]) -> str | None:

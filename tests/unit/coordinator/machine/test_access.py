@@ -19,7 +19,7 @@ from epochal.coordinator.machine.stimuli import (
 from epochal.state.errors import Refused
 from epochal.state.wire import Sha256
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, client, digest_of, refused
+from tests.support.drive.machine_driver import Driver, client, digest_of, played_once, refused
 
 CODE = digest_of("code")
 
@@ -28,12 +28,14 @@ def key(number: int) -> str:
     return (bytes([number]) * 32).hex()
 
 
+@played_once
 def invited(uses: int = 2, expires_s: float | None = None, **overrides: Any) -> Driver:
     driver = Driver(state_file(access__mode="invitations", **overrides))
     driver.send(InvitationMade(CODE, uses, expires_s))
     return driver
 
 
+@played_once
 def keyed(*numbers: int) -> Driver:
     return Driver(state_file(access__mode="keys", access__keys=[key(number) for number in numbers]))
 

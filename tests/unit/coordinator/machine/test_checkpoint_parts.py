@@ -13,7 +13,7 @@ from epochal.state.messages.requests import CheckpointReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, digest_of, in_round, refused
+from tests.support.drive.machine_driver import Driver, digest_of, in_round, played_once, refused
 
 PART_BYTES = 1024
 
@@ -37,6 +37,7 @@ def report_of(driver: Driver, parts: tuple[CheckpointPart, ...] = PARTS, **field
     return replace(report, **fields)
 
 
+@played_once
 def in_cooldown() -> Driver:
     driver = in_round(1, 2, 3, config__total_steps=1, blobs__part_bytes=PART_BYTES)
     driver.play_round()

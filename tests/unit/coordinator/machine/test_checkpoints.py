@@ -18,7 +18,16 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId, Sha256
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
+from tests.support.drive.machine_driver import (
+    METRICS,
+    Driver,
+    client,
+    digest_of,
+    in_round,
+    in_warmup,
+    played_once,
+    refused,
+)
 
 
 def test_warmup_whose_checkpointer_leaves_asks_the_next() -> None:
@@ -57,6 +66,7 @@ def claim(driver: Driver, client_id: ClientId, blob: str | None) -> None:
     driver.send(CheckpointReported(client_id, report))
 
 
+@played_once
 def in_cooldown(*numbers: int) -> Driver:
     driver = in_round(*numbers, config__total_steps=1, config__cooldown_time=30)
     driver.play_round()

@@ -7,11 +7,12 @@ from epochal.state.documents import CheckpointRef
 from epochal.state.messages.requests import CheckpointReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
-from tests.support.drive.machine_driver import Driver, digest_of, in_round
+from tests.support.drive.machine_driver import Driver, digest_of, in_round, played_once
 
 COOLDOWN_S = 30.0
 
 
+@played_once
 def after_rounds(count: int, *numbers: int) -> Driver:
     """Return a driver after so many rounds of a run with a checkpoint every two."""
     driver = in_round(

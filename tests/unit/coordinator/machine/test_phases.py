@@ -12,7 +12,7 @@ from epochal.state.errors import InternalError
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Seed
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup
+from tests.support.drive.machine_driver import Driver, client, digest_of, in_round, in_warmup, played_once
 
 
 def test_run_with_three_fast_clients_finishes_through_every_phase() -> None:
@@ -60,6 +60,7 @@ def test_member_that_was_late_and_became_ready_is_waited_for_again() -> None:
     assert driver.in_phase(RunState.WARMUP)
 
 
+@played_once
 def in_second_warmup(*newcomers: int) -> Driver:
     """Return a driver whose run is in its second Warmup, and was joined by newcomers in the Cooldown before."""
     driver = in_round(1, 2, config__total_steps=90, config__epoch_time=61)

@@ -12,7 +12,7 @@ from epochal.state.errors import Refused
 from epochal.state.phase_names import RunState
 from epochal.state.shown.waiting_words import waiting_words
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, in_round, in_warmup, refused
+from tests.support.drive.machine_driver import Driver, in_round, in_warmup, played_once, refused
 
 
 def finish(driver: Driver, after: int | None) -> None:
@@ -29,6 +29,7 @@ def play(driver: Driver, count: int) -> None:
         driver.play_round()
 
 
+@played_once
 def running(**overrides: Any) -> Driver:
     return in_round(1, 2, config__total_steps=10, **overrides)
 

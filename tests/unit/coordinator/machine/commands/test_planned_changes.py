@@ -26,11 +26,12 @@ from epochal.state.messages.requests import ReadyReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import canonical_json, parse_document
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup, refused
+from tests.support.drive.machine_driver import Driver, client, in_round, in_warmup, played_once, refused
 
 MIX = {"model__LLM__data_location": {"WeightedHttp": "mix.json"}}
 
 
+@played_once
 def running(**overrides: Any) -> Driver:
     return in_round(1, 2, config__total_steps=20, **overrides)
 

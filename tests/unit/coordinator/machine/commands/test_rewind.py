@@ -15,7 +15,16 @@ from epochal.state.documents import MAX_REWINDS, branch_of, first_attempt, tries
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import Attestation, FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, in_warmup, refused
+from tests.support.drive.machine_driver import (
+    METRICS,
+    Driver,
+    client,
+    digest_of,
+    in_round,
+    in_warmup,
+    played_once,
+    refused,
+)
 
 LINEAGE = "ef" * 16
 
@@ -27,6 +36,7 @@ def rewound(driver: Driver, step: int, *, skip: bool = False, lineage: str = LIN
     return found
 
 
+@played_once
 def after_rounds(count: int, **overrides: object) -> Driver:
     """Return a driver that has applied so many rounds, with checkpoints of step 0 and of every second one."""
     fields = {"config__total_steps": 20, "config__checkpoint_every": 2, "config__epoch_time": 10**6, **overrides}

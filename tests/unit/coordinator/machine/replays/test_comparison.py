@@ -10,7 +10,7 @@ from epochal.coordinator.machine.parts.verification import MAX_STEPS_COMPARED
 from epochal.coordinator.machine.stimuli import ResultsCompared
 from epochal.state.messages.replay_messages import Likeness
 from epochal.state.wire import ClientId, Seed
-from tests.support.drive.machine_driver import Driver, client, refused
+from tests.support.drive.machine_driver import Driver, client, played_once, refused
 from tests.unit.coordinator.machine.replays.test_judging import HONEST, play, report, verified
 
 SEED = Seed("5e" * 32)
@@ -26,6 +26,7 @@ def compared(driver: Driver, **odd: Likeness) -> list[Flagged]:
     return [one for one in driver.send(ResultsCompared(step, SEED, figures)) if isinstance(one, Flagged)]
 
 
+@played_once
 def trusted() -> Driver:
     """A driver of a run of which every client's result has passed."""
     driver = verified(*NUMBERS, percent=1)

@@ -40,13 +40,14 @@ from epochal.state.messages.replay_messages import CalibrationReport, ReplayFail
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, played_once, refused
 
 CPU, GPU = "float32/cpu", "bf16/h100"
 HONEST, LIE = 0.01, 1.2
 T = TypeVar("T")
 
 
+@played_once
 def verified(*numbers: int, percent: int = 5, within: int = 8, verify_by: str = "replays", **overrides: Any) -> Driver:
     """Return a driver in the first round of a run whose results are verified, long enough for every test."""
     long = {"config__total_steps": 500, "config__epoch_time": 1e6, "merge__inner_state": "reset"} | overrides
@@ -534,6 +535,7 @@ def test_those_with_the_same_invitation_are_replayed_until_enough_passed() -> No
     assert not driver.run.members.by_id[client(2)].trust.flagged
 
 
+@played_once
 def drifting(excess: float) -> Driver:
     """Return a driver of three members, each result of which passes, and the first's with this distance."""
     driver = verified(1, 2, 3, percent=100)

@@ -16,12 +16,13 @@ from epochal.state.messages.replay_messages import ReplayReport
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.messages.state_messages import InnerStates, StateBlob
 from epochal.state.wire import ClientId, Sha256
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, played_once
 
 CPU = "float32/cpu"
 WITHIN = 4
 
 
+@played_once
 def keeping(*numbers: int, percent: int = 100) -> Driver:
     """Return a driver in the first round of a run whose clients keep inner states, and whose results are replayed."""
     long = {"config__total_steps": 500, "config__epoch_time": 1e6, "merge__inner_state": "keep"}

@@ -13,13 +13,14 @@ from epochal.coordinator.machine.replays.scores import LEAST_GAINS, WORSE_TO_MIS
 from epochal.coordinator.machine.stimuli import CalibrationReported, ScoreReported
 from epochal.state.messages.replay_messages import CalibrationReport, ScoreReport
 from epochal.state.wire import ClientId, Sha256
-from tests.support.drive.machine_driver import Driver, client, refused
+from tests.support.drive.machine_driver import Driver, client, played_once, refused
 from tests.unit.coordinator.machine.replays.test_judging import CPU, HONEST, open_of, play, report, verified
 
 GOOD, BAD = 0.01, -0.01
 LIAR = client(3)
 
 
+@played_once
 def scored(*numbers: int, percent: int = 100) -> Driver:
     driver = verified(*numbers, percent=percent, verify_by="scores", merge__inner_state="keep")
     play(driver)

@@ -17,7 +17,7 @@ from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailureReport
 from epochal.state.phase_names import RunState
 from epochal.state.wire import ClientId
-from tests.support.drive.machine_driver import Driver, client, in_round, refused
+from tests.support.drive.machine_driver import Driver, client, in_round, played_once, refused
 from tests.support.thinned import thinned
 
 BAD = BatchId(5, 5)
@@ -195,6 +195,7 @@ def quarantined(driver: Driver) -> list[BatchId]:
     return [item.batch_id for item in driver.run.work.quarantined]
 
 
+@played_once
 def with_quarantine(*bad: int, steps: int = 30) -> Driver:
     """Return a driver whose run has quarantined these batches, and gone on."""
     driver = in_round(1, 2, 3, config__init_min_clients=3, config__total_steps=steps)

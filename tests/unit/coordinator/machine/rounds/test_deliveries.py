@@ -13,12 +13,13 @@ from epochal.state.messages.blob_messages import CheckVerdict
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId, Seed
 from tests.support.data.states import state_file
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, refused
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, played_once, refused
 
 CLIENTS = 4
 BITS = st.integers(0, 2**70 - 1)
 
 
+@played_once
 def training() -> Driver:
     driver = Driver(state_file(config__init_min_clients=CLIENTS))
     driver.join(*range(1, CLIENTS + 1))

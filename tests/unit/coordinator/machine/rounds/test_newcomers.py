@@ -20,11 +20,12 @@ from epochal.state.intervals import total_batches
 from epochal.state.messages.requests import FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Sha256
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, played_once
 
 NEWCOMERS = tuple(range(3, 12))
 
 
+@played_once
 def with_silent_newcomers(numbers: tuple[int, ...] = NEWCOMERS) -> Driver:
     """Return a run of two members that delivered, in its first round with others that never did."""
     driver = in_round(

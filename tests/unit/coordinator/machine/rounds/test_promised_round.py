@@ -16,7 +16,7 @@ from epochal.state.intervals import BatchId, total_batches
 from epochal.state.messages.requests import FailureReport, ResultCommitment
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
-from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, refused
+from tests.support.drive.machine_driver import METRICS, Driver, client, digest_of, in_round, played_once, refused
 
 AHEAD = {
     "merge__delay": 1,
@@ -26,6 +26,7 @@ AHEAD = {
 }
 
 
+@played_once
 def ahead_of(members: int, **overrides: Any) -> Driver:
     """A run of so many proven members in its third round, of which the work was drawn ahead."""
     driver = in_round(*range(1, members + 1), config__init_min_clients=members, **{**AHEAD, **overrides})
