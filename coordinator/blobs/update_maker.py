@@ -62,6 +62,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 """Time after which a step that could not be taken, for want of room or of a blob, is tried again, and maximum time for
 which nothing is looked at."""
+ANSWERED_FIRST_S = 0.001
+"""Time in which witnesses that wait for a round's last result are answered, before its update is made."""
 TOGETHER_BYTES = 1024 * 1024
 """Size of the results that are added in one turn of the worker, which is one result or many small ones."""
 
@@ -255,6 +257,7 @@ class UpdateMaker:
         newest = run.models.checkpoint
         if current.missing.pending or newest is None or newest.size_bytes > MERGED_IN_MEMORY_BYTES:
             return False
+        await asyncio.sleep(ANSWERED_FIRST_S)
         start = await self._replica(run, current.number.step - 1)
         outcome = expected_outcome(run, current, start.digest)
         if outcome is None or (self._ahead is not None and self._ahead.outcome == outcome):

@@ -96,10 +96,10 @@ async def test_small_update_is_made_before_its_outcome_and_kept_with_it() -> Non
     async with served(STATE, new_maker=new_maker) as coordinator:
         clients = await training(coordinator, 3)
         await deliver(clients)
+        before = coordinator.service.published.version
         async with asyncio.timeout(BOUND_S):
             while makers[0]._ahead is None:
-                await coordinator.http.get(coordinator.run_url)
-        before = coordinator.service.published.version
+                await coordinator.service.readers.wait_published(before, None, 0.01)
         await attest_all(coordinator, clients, REPLICA)
         assert (coordinator.service.published.document.step, coordinator.service.published.version) == (2, before + 1)
         await check_update(coordinator.service, 1)
