@@ -13,13 +13,14 @@ from epochal.run_manager.agent import EndReason
 from epochal.state.documents import Outcome
 from epochal.state.phase_names import RunState
 from tests.support.simulate.safety import SafetyBroken
-from tests.support.simulate.simulated_client import SimulatedClient
 from tests.support.simulate.simulated_coordinator import SlowJournal
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_run import (
     BOUND_S,
     TOTAL_STEPS,
     SimulatedRun,
+    come_and_go,
+    part_often,
     prove,
     repeatedly,
     simulated_run,
@@ -43,20 +44,6 @@ async def restart_often(run: SimulatedRun) -> None:
     await repeatedly(restart, run.chance, (5, 80))
 
 
-async def part_often(run: SimulatedRun, clients: list[SimulatedClient]) -> None:
-    """Cut off a random part of the clients for a while, again and again."""
-
-    async def part() -> None:
-        away = run.chance.sample(clients, run.chance.randint(1, len(clients) // 2))
-        for client in away:
-            client.link.cut = True
-        await asyncio.sleep(run.chance.uniform(1, 120))
-        for client in away:
-            client.link.cut = False
-
-    await repeatedly(part, run.chance, (10, 100))
-
-
 async def set_the_clock(run: SimulatedRun) -> None:
     """Set the coordinator's wall clock back or forth by up to a day, again and again."""
 
@@ -66,22 +53,13 @@ async def set_the_clock(run: SimulatedRun) -> None:
     await repeatedly(step, run.chance, (5, 60))
 
 
-async def come_and_go(run: SimulatedRun, number: int) -> None:
-    """Kill and start a process with this key again and again, with any trainer."""
-    while True:
-        client = run.start_client(number, run.chance.choice(["null", "numpy"]))
-        await asyncio.sleep(run.chance.uniform(1, 90))
-        client.kill()
-        await asyncio.sleep(run.chance.uniform(0, 30))
-
-
 async def weather_the_storm(run: SimulatedRun, lasting: int, passing: int, weather: Weather = STORM) -> None:
     """Inject every fault at once, until the lasting clients have finished the run."""
     run.weather, run.data_loss = weather, weather.loss * 0.4
     clients = run.start_clients(lasting, ("numpy", "null", "null", "null"))
     troubles = [
         run.tasks.create_task(restart_often(run)),
-        run.tasks.create_task(part_often(run, clients)),
+        run.tasks.create_task(part_often(run, clients, len(clients) // 2, 120, (10, 100))),
         run.tasks.create_task(set_the_clock(run)),
         *(run.tasks.create_task(come_and_go(run, lasting + number)) for number in range(passing)),
     ]

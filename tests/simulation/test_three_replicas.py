@@ -18,12 +18,19 @@ from epochal.coordinator.store.sql.database import Row, Statement
 from epochal.run_manager.agent import EndReason
 from epochal.state.documents import Outcome
 from tests.support.simulate.safety import SafetyBroken
-from tests.support.simulate.simulated_client import SimulatedClient
 from tests.support.simulate.simulated_database import QUICK_S, VouchingDatabase
 from tests.support.simulate.simulated_network import Weather
 from tests.support.simulate.simulated_process import ProcessLoop
 from tests.support.simulate.simulated_replicas import ReplicatedRun, replicated_run
-from tests.support.simulate.simulated_run import BOUND_S, TOTAL_STEPS, prove, repeatedly, small_state
+from tests.support.simulate.simulated_run import (
+    BOUND_S,
+    TOTAL_STEPS,
+    come_and_go,
+    part_often,
+    prove,
+    repeatedly,
+    small_state,
+)
 from tests.support.simulate.virtual_time import run_virtually
 from tests.support.thinned import thinned
 
@@ -97,29 +104,6 @@ async def trouble_database_often(run: ReplicatedRun) -> None:
     await repeatedly(trouble, chance, run.often_s)
 
 
-async def part_clients_often(run: ReplicatedRun, clients: list[SimulatedClient]) -> None:
-    """Cut off a random part of the clients for a while, again and again."""
-
-    async def part() -> None:
-        away = run.chance.sample(clients, run.chance.randint(1, max(1, len(clients) // 4)))
-        for client in away:
-            client.link.cut = True
-        await asyncio.sleep(run.chance.uniform(1, 40))
-        for client in away:
-            client.link.cut = False
-
-    await repeatedly(part, run.chance, (20, 100))
-
-
-async def come_and_go(run: ReplicatedRun, number: int) -> None:
-    """Kill and start a process with this key again and again."""
-    while True:
-        client = run.start_client(number, run.chance.choice(["null", "numpy"]))
-        await asyncio.sleep(run.chance.uniform(1, 90))
-        client.kill()
-        await asyncio.sleep(run.chance.uniform(0, 30))
-
-
 FAULTS = (kill_often, stop_often, part_from_database_often, trouble_database_often)
 
 
@@ -136,7 +120,7 @@ async def weather_the_storm(run: ReplicatedRun, lasting: int, passing: int, weat
     set_clocks_apart(run)
     clients = run.start_clients(lasting, ("numpy", "null", "null", "null"))
     troubles = [run.tasks.create_task(fault(run)) for fault in FAULTS]
-    troubles.append(run.tasks.create_task(part_clients_often(run, clients)))
+    troubles.append(run.tasks.create_task(part_often(run, clients, max(1, len(clients) // 4), 40, (20, 100))))
     troubles += [run.tasks.create_task(come_and_go(run, lasting + number)) for number in range(passing)]
     try:
         ends = await run.ends(clients, BOUND_S)

@@ -12,7 +12,7 @@ import pytest
 from tests.support.bounds import BOUND_S
 from tests.support.drive.processes import prepared_run, run_command
 from tests.support.heavy import need_module
-from tests.support.wheels import built_wheel
+from tests.support.wheels import installed_package
 
 PACKAGE = Path(__file__).parents[3] / "examples" / "trainer_package"
 CLASS = "epochal_digit_trainer:DigitTrainer"
@@ -24,9 +24,7 @@ CHANCE_LOSS = math.log(10)
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a folder with the installed package."""
     need_module("torch")
-    folder = tmp_path_factory.mktemp("site")
-    built_wheel(PACKAGE, tmp_path_factory.mktemp("dist")).extractall(folder)  # installs a pure wheel
-    return str(folder)
+    return installed_package(PACKAGE, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.drive.processes import run_command
-from tests.support.wheels import built_wheel
+from tests.support.wheels import installed_package
 
 PACKAGE = Path(__file__).parents[3] / "examples" / "provider_package"
 TEXT = "To be, or not to be, that is the question. " * 40
@@ -15,9 +15,7 @@ TEXT = "To be, or not to be, that is the question. " * 40
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return a folder with the installed package."""
-    folder = tmp_path_factory.mktemp("site")
-    built_wheel(PACKAGE, tmp_path_factory.mktemp("dist")).extractall(folder)  # installs a pure wheel
-    return str(folder)
+    return installed_package(PACKAGE, tmp_path_factory)
 
 
 @pytest.mark.nightly

@@ -6,7 +6,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -189,3 +189,28 @@ async def repeatedly(act: Callable[[], Awaitable[None]], chance: random.Random, 
     while True:
         await asyncio.sleep(chance.uniform(*every_s))
         await act()
+
+
+async def part_often(
+    run: RunWithClients, clients: Sequence[SimulatedClient], most: int, away_s: float, every_s: tuple[float, float]
+) -> None:
+    """Cut off a random part of the clients for a while, again and again."""
+
+    async def part() -> None:
+        away = run.chance.sample(clients, run.chance.randint(1, most))
+        for client in away:
+            client.link.cut = True
+        await asyncio.sleep(run.chance.uniform(1, away_s))
+        for client in away:
+            client.link.cut = False
+
+    await repeatedly(part, run.chance, every_s)
+
+
+async def come_and_go(run: RunWithClients, number: int) -> None:
+    """Kill and start a process with this key again and again, with any trainer."""
+    while True:
+        client = run.start_client(number, run.chance.choice(["null", "numpy"]))
+        await asyncio.sleep(run.chance.uniform(1, 90))
+        client.kill()
+        await asyncio.sleep(run.chance.uniform(0, 30))
