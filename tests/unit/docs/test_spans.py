@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from typer.main import get_command
@@ -27,20 +28,24 @@ OF_OTHER_PROGRAMS = {
 """Options of others: `docker compose`, zstd, nvidia-smi, TensorBoard, systemctl, sha256sum, pip; custom properties."""
 
 
-def commands() -> Iterator[tuple[str, set[str]]]:
-    """Yield each command's words after `epochal`, and its options; of a group, too."""
+@cache
+def commands() -> dict[str, set[str]]:
+    """Return the options of each command, by its words after `epochal`; of a group, too."""
+    found = dict[str, set[str]]()
     waiting: list[tuple[str, Any]] = [("", get_command(app))]
     while waiting:
         name, command = waiting.pop()
         inner = getattr(command, "commands", None)
         context = command.make_context(name or "epochal", [], resilient_parsing=True)
         real = getattr(context, "command", command)
-        yield name, {option for one in real.params for option in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
+        found[name] = {option for one in real.params for option in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
         waiting += [(f"{name} {word}".strip(), each) for word, each in (inner or {}).items()]
+    return found
 
 
-COMMANDS = dict(commands())
-OPTIONS = {option for options in COMMANDS.values() for option in options}
+@cache
+def known_options() -> set[str]:
+    return set[str]().union(*commands().values()) | OF_OTHER_PROGRAMS
 
 
 def sentences() -> Iterator[tuple[str, str]]:
@@ -60,7 +65,7 @@ def spans() -> Iterator[tuple[str, str]]:
 
 def command_named(words: list[str]) -> str | None:
     """Return the longest command that these words after `epochal` begin with, or None."""
-    return next((name for count in (2, 1) if (name := " ".join(words[:count])) in COMMANDS), None)
+    return next((name for count in (2, 1) if (name := " ".join(words[:count])) in commands()), None)
 
 
 def test_option_in_a_sentence_exists() -> None:
@@ -69,7 +74,7 @@ def test_option_in_a_sentence_exists() -> None:
         for place, span in spans()
         if not OTHER_PROGRAM.match(span)
         for option in OPTION.findall(span)
-        if option not in OPTIONS | OF_OTHER_PROGRAMS
+        if option not in known_options()
     }
     assert sorted(unknown) == []
 
@@ -83,7 +88,7 @@ def test_option_in_a_message_exists() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
         for option in OPTION.findall(node.value)
-        if option not in OPTIONS | OF_OTHER_PROGRAMS
+        if option not in known_options()
     }
     assert sorted(unknown) == []
 
@@ -102,6 +107,6 @@ def test_command_in_a_sentence_exists_and_has_the_options_beside_it() -> None:
         name = command_named(words[1:])
         if name is None:
             wrong.append(f"{place}: {span}: no such command")
-        elif unknown := set(OPTION.findall(span)) - COMMANDS[name]:
+        elif unknown := set(OPTION.findall(span)) - commands()[name]:
             wrong.append(f"{place}: {span}: {name} has no {', '.join(sorted(unknown))}")
     assert wrong == []
