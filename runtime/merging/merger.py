@@ -273,10 +273,6 @@ class Merger:
 
         return await self._written(start, update, ready)
 
-    async def digest(self, replica: Replica) -> Blake3:
-        """Return the replica digest, hashed off the event loop."""
-        return await self._hasher.run(partial(replica_digest, replica, self._dropping()))
-
     async def aclose(self) -> None:
         """End the threads; bounded."""
         for worker in (*self._lanes, self._hasher):
