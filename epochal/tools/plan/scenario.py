@@ -64,13 +64,13 @@ def parse_clients(text: str, place: str = "the clients") -> ClientGroup:
     }
     for why in (why for why, is_wrong in wrong.items() if is_wrong):
         raise UnclearClients(f"{quoted}: {why}")
-    link = parse_link(found[3], quoted)
+    link = parse_link(found[3], quoted=quoted)
     return ClientGroup(count, link, round_trip_s, float(tokens) * TIMES[times], claim, " ".join(text.split()))
 
 
-def parse_link(text: str, place: str = "") -> Link:
-    """Return the link that a text at this place describes. Raises `InvalidInput` if it describes none."""
-    quoted, rates = f"{place} {text!r}".strip(), list[float]()
+def parse_link(text: str, place: str = "", quoted: str = "") -> Link:
+    """Return the link that a text at this place, or part of what is quoted, describes, or raise `InvalidInput`."""
+    quoted, rates = quoted or f"{place} {text!r}".strip(), list[float]()
     if not re.fullmatch(rf"{_RATE}(/{_RATE})?", text.strip()):
         raise UnclearClients(f"{quoted} is not a link; allowed: {LINK_FORM}")
     for rate, amount, unit in re.findall(rf"(({_AMOUNT})(\w+))", text):
