@@ -175,7 +175,7 @@ class Readers:
 
         Where many strangers wait, all of them are answered later, also with a document that is new already. The others
         who may wait are sent the document of a new round with its update, if that is made within `UPDATE_AWAITED_S`,
-        and one that names another next round only after `AHEAD_TOLD_S`.
+        and one that names another next round only, unless that is promised, after `AHEAD_TOLD_S`.
         """
         news = self._news_for_strangers if is_stranger else self._news
         if self.published.is_news(after, lineage):

@@ -92,6 +92,18 @@ async def test_another_next_round_alone_is_told_after_a_while(monkeypatch: pytes
         assert at_once is found is readers.published
 
 
+async def test_promised_next_round_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication, "AHEAD_TOLD_S", 2 * BOUND_S)
+    async with served(state_file(config__waiting_for_members_extra_time=0.001, merge__delay=1)) as coordinator:
+        await training(coordinator, 2)
+        readers = coordinator.service.readers
+        seen = readers.published
+        readers.show(readers.run, other_ahead(seen))
+        async with asyncio.timeout(BOUND_S):
+            found = await readers.wait_published(seen.version, None, 2 * BOUND_S)
+        assert found is readers.published
+
+
 async def test_what_else_changes_is_told_with_another_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication, "AHEAD_TOLD_S", 2 * BOUND_S)
     async with served(STATE) as coordinator:
