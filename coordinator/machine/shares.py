@@ -11,8 +11,9 @@ Nobody is left without work for ever. Where there are fewer batches than clients
 these have their turn, one batch each. And each round of `ROUNDS_PER_TURN` steps is one for all: there, slower ones get
 a batch too. Who has waited longest comes first.
 
-The others, of which no result was applied, get a quarter of an equal part each, and together a quarter of the round at
-most (`state/assignment.py`).
+The others, of which no result was applied, get half of an equal part each where the round's other clients are about
+equally fast; less, down to a quarter, the slower the slowest tenth of these are beside the median: a newcomer may be
+like them. Together they get a quarter of the round at most (`state/assignment.py`).
 
 Where results are verified (`coordinator/machine/replays/judging.py`), those that have earned nothing are among these
 others, unless nobody of the round has, as in a run's first round. Everyone else has at most the part of an equal part
@@ -36,8 +37,11 @@ from epochal.state.documents import MAX_SHARE, Roster, RosterEntry
 from epochal.state.share_ceiling import apportion_below, largest_part
 from epochal.state.wire import ClientId, Seed
 
-NEWCOMERS_SHARE = 4
-"""A client of which no result was applied gets so many times less than an equal part, and one batch at least."""
+NEWCOMERS_PARTS = (4, 2)
+"""A client of which no result was applied gets at least so many times less than an equal part, and at most; but one
+batch at least."""
+SLOWEST = (9, 10)
+"""Part of the proven clients that are faster than those of which it is said that a newcomer may be like them."""
 ROUNDS_PER_TURN = 32
 """Each round whose step this divides has work for clients that are too slow for the others. Such a round takes at most
 about twice as long, so that they cost three percent of the time."""
@@ -102,7 +106,8 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
     if any(one.trusted for one in ordered):
         ordered = [one._replace(is_proven=one.is_proven and one.trusted > 0) for one in ordered]
     proven = [one for one in ordered if one.is_proven]
-    others = [_newcomers_part(one, total, len(ordered)) for one in ordered if not one.is_proven]
+    part = _newcomers_part([one.speed for one in proven], total // len(ordered)) if len(proven) < len(ordered) else 0
+    others = [min(part, one.claim, one.earned or part) for one in ordered if not one.is_proven]
     if not proven:
         shares = iter(apportion_below(others, total, total, ceiling))
         return Roster(tuple(RosterEntry(one.client_id, next(shares), proven=False) for one in ordered), ceiling)
@@ -115,9 +120,13 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
     return Roster(tuple(map(RosterEntry, ids, counts, are_proven)), ceiling)
 
 
-def _newcomers_part(one: Sharing, total: int, count: int) -> int:
-    part = max(1, total // (NEWCOMERS_SHARE * count))
-    return min(part, one.claim, one.earned or part)
+def _newcomers_part(proven: Sequence[Speed], equal: int) -> int:
+    """Return how many batches each newcomer gets beside clients of these speeds, of which an equal part is `equal`."""
+    times = sorted(one.time_us(equal) for one in proven if one.is_known)
+    part, per = SLOWEST
+    usual, slow = (times[len(times) // 2], times[len(times) * part // per]) if times else (0, 1)
+    least, most = NEWCOMERS_PARTS
+    return max(1, equal // least, equal * usual // (most * max(1, slow)))
 
 
 def trusted(proven: Sequence[Sharing], equal: int) -> Sequence[Sharing]:

@@ -169,7 +169,7 @@ def test_part_of_a_newcomer_doubles_with_each_round() -> None:
         part = total_batches(driver.round.tasks.plan.assignments.get(client(3), ()))
         parts += [part] * bool(part)
         play_kept(driver)
-    assert parts == [8, 8, 16, 32, 32], "the second one was promised before anything was known of it"
+    assert parts == [16, 16, 32, 32, 32], "the second one was promised before anything was known of it"
 
 
 def timed_ahead_of(members: int) -> Driver:
@@ -221,7 +221,7 @@ def test_newcomer_that_delivered_before_the_promise_is_promised_twice() -> None:
             assert driver.round.ahead is None
         driver.pass_time(10)
         play_kept(driver)
-    assert parts == [6, 12, 24]
+    assert parts == [12, 24, 48]
 
 
 def test_newcomer_that_is_not_ready_in_time_is_not_waited_for_nor_blamed() -> None:

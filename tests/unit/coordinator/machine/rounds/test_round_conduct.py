@@ -106,7 +106,7 @@ def test_newcomer_grows_by_doubling_to_an_equal_part() -> None:
     for _ in range(5):
         counts.append(batch_counts(driver)[client(4)])
         driver.play_round()
-    assert counts == [3, 6, 12, 15, 15]
+    assert counts == [7, 14, 15, 15, 15]
 
 
 def play_at_speeds(driver: Driver, **s_per_batch: float) -> dict[ClientId, int]:
