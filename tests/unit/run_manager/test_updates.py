@@ -70,6 +70,7 @@ async def test_client_that_sleeps_through_ten_rounds_replays_their_updates() -> 
         ends = await run.ends([*awake, asleep], BOUND_S)
         assert len({end.replica_digest for end in ends}) == 1
         assert not asleep.of(ReplicaDistrusted)
+        await prove(run)
 
 
 @in_virtual_time
@@ -221,7 +222,15 @@ def of_another_outcome(played: OneRound) -> None:
     played.named = replace(played.named, blob_sha256=sha256_hex(other))
 
 
-@pytest.mark.parametrize("spoil", [missing, damaged, of_another_outcome])
+def of_another_step(played: OneRound) -> None:
+    assert played.named is not None
+    header = replace(UpdateHeader.of(played.outcome_of, RULE), step=2)
+    other = update_bytes(header, RULE, FIRST.layout, [(Weight(1), {"w": np.ones(600, np.float32)})])
+    played.blobs.blobs[sha256_hex(other)] = other
+    played.named = replace(played.named, blob_sha256=sha256_hex(other), size_bytes=len(other))
+
+
+@pytest.mark.parametrize("spoil", [missing, damaged, of_another_outcome, of_another_step])
 @in_virtual_time
 async def test_update_that_cannot_be_used_is_made_anew_at_once(spoil: Callable[[OneRound], None]) -> None:
     played = one_round()
