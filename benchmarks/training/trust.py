@@ -32,6 +32,7 @@ from benchmarks.training.trust_run import (
     LIARS,
     MEMBERS,
     NORM_LIMIT,
+    PRECISIONS,
     Bench,
     Judged,
     Played,
@@ -79,7 +80,8 @@ NOTES = (
     f"{ALONE.members * ALONE.local_steps} samples a round. The others keep {MEMBERS * ALONE.local_steps}: once "
     f"{LIARS} are ejected, the {ALONE.members} have {MEMBERS * ALONE.local_steps / ALONE.members:.0f} each.",
     "Members compute in float32. In rows with bf16 every third one also computes one sample at a time, which differs "
-    "only in steps of several. Threads are not varied: at this size two compute the same bits as one.",
+    "only in steps of several. Threads are not varied: at this size two compute the same bits as one. Secrets of the "
+    "comparison are drawn anew in each run, so that flags near a threshold differ when it is made again.",
 )
 """What the page says of the figures."""
 
@@ -113,6 +115,8 @@ class TrustRun(Run):
         for name in ("convicted", "flagged", "ended", "applied"):
             fields[name] = {int(number): value for number, value in fields[name].items()}
         fields["curve"] = [(step, loss) for step, loss in fields["curve"]]
+        for name in ("drawn", "dropped"):
+            fields[name] = [tuple(one) for one in found[name]]
         fields["judged"] = [Judged(*one) for one in fields["judged"]]
         return Played(**fields)
 
@@ -251,7 +255,8 @@ HEADINGS = (
     f"convicted within {SOON} / {LATE}",
     "honest convicted ÷ honest results replayed",
     "largest honest distance ÷ tolerance",
-    "verifiers' ÷ members' processor",
+    "replays in float32 / bf16",
+    "verifiers' ÷ members' processor (of it training)",
     "verifiers' bytes ÷ applied results' bytes",
     "coordinator's processor, ms a member and round",
     "backdoor",
@@ -276,7 +281,7 @@ def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
     if most == HARMFUL and setting.percent:
         target += f"; {SOON_PART:.0%} / all convicted"
     if is_backdoor:
-        target = "none: reported" if setting.is_mixed else "backdoor < 0.2, all convicted"
+        target = "none: may stay undetected" if setting.is_mixed else "backdoor < 0.2, all convicted"
     runs = list(found.values())
     is_convicting = setting.liars > 0 and setting.percent > 0
     soon, late, lied = in_time(setting, found)
@@ -294,7 +299,8 @@ def cells(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) 
         f"{soon} / {late} of {lied}" if is_convicting else "",
         f"{accused} ÷ {replayed}" if setting.percent else "",
         "" if farthest is None else f"{farthest:.2f}",
-        _mean(runs, lambda run: run.spent_s["verifiers"] / run.spent_s["members"]) if setting.percent else "",
+        _by_precision(runs) if setting.percent else "",
+        f"{_mean(runs, _verifiers_part)} ({_mean(runs, _replayed_part)})" if setting.percent else "",
         _mean(runs, lambda run: run.verifier_bytes / run.result_bytes) if setting.percent else "",
         _mean(runs, lambda run: 1000 * run.spent_s["coordinator"] / sum(run.applied.values())),
         _mean(runs, lambda run: run.backdoor) if is_backdoor else "",
@@ -327,6 +333,19 @@ def _convictions(setting: Setting, run: Played) -> str:
 
 def _mean(runs: Iterable[Played], figure: Callable[[Any], float]) -> str:
     return f"{statistics.fmean(map(figure, runs)):.2f}"
+
+
+def _by_precision(runs: Sequence[Played]) -> str:
+    of = [one.classes.split()[1].partition("/")[0] for run in runs for one in run.judged]
+    return " / ".join(f"{of.count(precision)}" for precision in PRECISIONS)
+
+
+def _verifiers_part(run: Played) -> float:
+    return run.spent_s["verifiers"] / run.spent_s["members"]
+
+
+def _replayed_part(run: Played) -> float:
+    return run.trained_s["verifiers"] / run.spent_s["members"]
 
 
 def _sums(shown: dict[Setting, dict[int, Played]]) -> str:

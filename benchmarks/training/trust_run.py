@@ -25,7 +25,14 @@ from benchmarks.training.quality_text import LENGTH, Rows, Text
 from benchmarks.training.quality_training import CONFIG, CURVE_SEQUENCES, EVALUATED_AT_ONCE, OPTIMIZER, held_out_loss
 from benchmarks.training.trust_attacks import ATTACKS, PAYLOAD, Attack, Lie, payload_starts, with_trigger
 from epochal.batching.round_plan import RoundPlan
-from epochal.coordinator.machine.instructions import Convicted, Flagged, OutcomeDecided, ReplayJudged
+from epochal.coordinator.machine.instructions import (
+    Convicted,
+    Flagged,
+    OutcomeDecided,
+    ReplayJudged,
+    ReplaysDrawn,
+    ReplaysDropped,
+)
 from epochal.data_providers.protocol import TokenBatch
 from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.runtime.permissions import Permissions
@@ -188,12 +195,15 @@ class Played:
     Attributes:
         loss: of all held-out text, in nats per byte.
         curve: (round, the loss of the first `CURVE_SEQUENCES` held-out samples).
+        drawn: (step, member, why) of each result that was to be replayed.
+        dropped: (step, member, reason) of each of them that was not.
         judged: all reports of verifiers.
         convicted: the round under way at each conviction, by member.
         flagged: the first reason for which each member was flagged.
         ended: why members ended before the run did.
         applied: number of results in outcomes, by member.
         spent_s: processor seconds by who spent them; those of shared work are counted in each run.
+        trained_s: of these, those in which members and verifiers trained.
         result_bytes: of all results that were applied.
         verifier_bytes: that verifiers received.
         backdoor: the part of held-out samples with the trigger in which all of the payload is the likeliest.
@@ -201,12 +211,15 @@ class Played:
 
     loss: float = float("nan")
     curve: list[tuple[int, float]] = field(default_factory=list)
+    drawn: list[tuple[int, int, str]] = field(default_factory=list)
+    dropped: list[tuple[int, int, str]] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     convicted: dict[int, int] = field(default_factory=dict)
     flagged: dict[int, str] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
     applied: dict[int, int] = field(default_factory=dict)
     spent_s: dict[str, float] = field(default_factory=dict)
+    trained_s: dict[str, float] = field(default_factory=lambda: {"members": 0.0, "verifiers": 0.0})
     result_bytes: int = 0
     verifier_bytes: int = 0
     backdoor: float = 0.0
@@ -346,6 +359,10 @@ class Bench:
 
         def note(event: object) -> None:
             match event:
+                case ReplaysDrawn():
+                    found.drawn += [(one.step, numbers[one.client_id], one.why) for one in event.replays]
+                case ReplaysDropped():
+                    found.dropped += [(one.step, numbers[one.client_id], event.reason) for one in event.replays]
                 case ReplayJudged():
                     report, number = event.report, numbers[event.report.client_id]
                     is_lie = self.setting.attack_of(number) is not None and report.step >= self.setting.first_lie
@@ -471,12 +488,15 @@ class KeptTrainer(LearnerTrainer):
             assert isinstance(trained, TrainedRound)
             self._inner_state.propose(moments)
             bench.loop.spent_s[self._of] += took_s
+            bench.found.trained_s[self._of] += took_s
             return trained
         begin_s = self._own.spent_s
         trained = await super().train(plan, parameters, batches)
+        took_s = self._own.spent_s - begin_s
+        bench.found.trained_s[self._of] += took_s
         path.parent.mkdir(exist_ok=True, parents=True)
         new = path.with_suffix(f".{os.getpid()}")
-        new.write_bytes(pickle.dumps((trained, self.inner_state, self._own.spent_s - begin_s)))
+        new.write_bytes(pickle.dumps((trained, self.inner_state, took_s)))
         new.replace(path)
         return trained
 

@@ -144,6 +144,9 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(
     assert made.convicted
     assert made.convicted.keys() <= {1, 2, 3}
     assert made.applied.keys() == set(range(1, 6))
+    judged = {(one.step, one.member) for one in made.judged}
+    assert judged <= {(step, member) for step, member, _ in made.drawn}
+    assert made.trained_s["verifiers"] < made.spent_s["verifiers"]
     assert all(one.verdict != "convicted" for one in made.judged if not one.is_lie)
     assert min(made.spent_s[name] for name in ("members", "verifiers", "coordinator")) > 0
     assert min(made.verifier_bytes, made.result_bytes) > 0
