@@ -11,7 +11,7 @@ Source: DiLoCo, https://arxiv.org/abs/2311.08105, with the Nesterov form of `tor
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -27,6 +27,8 @@ from epochal.state.model.tensors import Float32Array, TensorLayout, Tensors, fro
 from epochal.state.model.value_checks import check_values
 from epochal.state.results import Difference
 
+OWN_PART = 0.75
+"""How much of its own result a client that trains before its round takes for the mean (`docs/merging.md`)."""
 CHUNK_ELEMENTS = 1 << 16
 """Values that are merged at a time: two buffers of 256 KiB, whatever the model's size."""
 PIECE_ELEMENTS = 1 << 20
@@ -46,15 +48,24 @@ class Diverged(EpochalError):
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use."""
+    """The outer optimizer: `learning_rate` η and `momentum` μ, each rounded to float32 before use.
+
+    Attributes:
+        part: by which the update is multiplied first.
+    """
 
     learning_rate: float
     momentum: float
+    part: float = 1.0
 
     @classmethod
     def of(cls, merge: MergeConfig) -> Self:
         """Return the outer step of a run."""
         return cls(merge.outer_lr, merge.outer_momentum)
+
+    def of_own(self) -> "OuterStep":
+        """Return the one by which a client that does not wait for the mean takes its own result (`merge.delay`)."""
+        return replace(self, part=OWN_PART)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -193,6 +204,8 @@ def _merge_stretch(step: _TensorStep, outer: OuterStep, stretch: Stretch, output
         new_parameters = parameters_out[part]
         mean, product = mean_buffer[: new_parameters.size], product_buffer[: new_parameters.size]
         step.read_mean(start, mean)
+        if outer.part != 1:
+            np.multiply(mean, np.float32(outer.part), out=mean)
         loops = compiled()
         if loops is not None and step.momentum is not None and momentum_out is not None:
             inputs = mean, step.momentum[part], step.parameters[part], rate, decay

@@ -259,7 +259,7 @@ async def _round(
         plan = plan_round(replica.step + 1, (own,), 1, schedule)
         start = replica
         if setting.delay and before is not None and client.last is not None:
-            start = merge(before, client.last, outer)
+            start = merge(before, client.last, outer.of_own())
         results.append((Weight(part), await client.difference(plan, start, rows[own.start : own.end + 1])))
     rule = UpdateRule.of(MergeConfig(update=setting.update, mean=setting.mean))
     header = UpdateHeader("quality", replica.step + 1, "", rule.codec)

@@ -221,8 +221,12 @@ class Merger:
         arrival.advance(file, stream.size_bytes, stream.size_bytes)
         return file, await self.applied(start, decode_update(file.view(), header, start.layout))
 
-    async def applied(self, start: Replica, update: Difference) -> HeldReplica:
+    async def applied(self, start: Replica, update: Difference, outer: OuterStep | None = None) -> HeldReplica:
         """Return the replica after an update, in a file of the spool unless it is small.
+
+        Args:
+            start, update: as `Merge` takes them.
+            outer: the outer step; None for the run's.
 
         Raises:
             Diverged: the new values are not finite; the same on every replica.
@@ -231,9 +235,9 @@ class Merger:
             InternalError: an update that does not fit; the caller's bug.
         """
         if _is_small(start):
-            replica = await self._soon(partial(merge, start, update, self._outer(start)))
+            replica = await self._soon(partial(merge, start, update, outer or self._outer(start)))
             return HeldReplica(replica, replica_digest(replica))
-        return await self._written(start, update)
+        return await self._written(start, update, outer=outer)
 
     async def eager_start(self, start: Replica, result: Buffer) -> Replica:
         """Return the outer step that one result alone makes of a replica: where its client trains on (`merge.delay`).
@@ -250,7 +254,7 @@ class Merger:
             UnsoundArithmetic: as `verify`.
         """
         update = decode_result(result, start.layout)[1]
-        return (await self.applied(start, update)).replica
+        return (await self.applied(start, update, self._outer(start).of_own())).replica
 
     async def applied_on_arrival(self, start: Replica, arrival: Arrival, header: UpdateHeader) -> HeldReplica:
         """Return the replica after an update, which is applied piece by piece while its file arrives.
@@ -285,18 +289,20 @@ class Merger:
         ready: Callable[[Piece], Awaitable[None]] = at_once,
         encode: Callable[[Stretch], None] = lambda _: None,
         written: Callable[[Piece], None] = lambda _: None,
+        outer: OuterStep | None = None,
     ) -> HeldReplica:
         """Return the replica after an update, written to a file; the arguments are those of `ReplicaPass`.
 
         Args:
             encode: writes a stretch of the update, before it is applied.
+            outer: as `applied` takes it.
 
         Raise as `applied`, and what `ready` and `encode` raise.
         """
         await self._load_loops(start.layout)
         file, form = self._spool.file(), CheckpointForm(start.step + 1, start.layout, start.has_momentum)
         output = await self._worker.run(partial(_output, file, form))
-        merging = Merge(start, update, self._outer(start), output)
+        merging = Merge(start, update, outer or self._outer(start), output)
 
         def compute(piece: Piece) -> None:
             verify_arithmetic()

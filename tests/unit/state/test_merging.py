@@ -49,6 +49,7 @@ def rounded(value: float) -> float:
 def oracle(theta: float, v: float, mean: float, outer: OuterStep) -> tuple[float, float]:
     """One value's outer step in plain Python, each operation rounded on its own."""
     eta, mu = rounded(outer.learning_rate), rounded(outer.momentum)
+    mean = rounded(rounded(outer.part) * mean)
     new_v = rounded(rounded(mu * v) + mean)
     step = rounded(eta * rounded(mean + rounded(mu * new_v)))
     return rounded(theta - step), new_v
