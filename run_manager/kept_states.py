@@ -27,13 +27,8 @@ from epochal.state.messages.state_messages import InnerStates, StateBlob
 from epochal.state.model.tensors import InvalidTensorFile, TensorLayout
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Retry
-from epochal.state.replays.inner_states import (
-    NO_INNER_STATE,
-    InnerState,
-    inner_state_stream,
-    moments_bytes,
-    parse_inner_state,
-)
+from epochal.state.replays.inner_states import NO_INNER_STATE, InnerState, inner_state_stream, parse_inner_state
+from epochal.state.shown.spool_room import inner_states_bytes
 from epochal.state.wire import Sha256
 from epochal.trainers.protocol import RevealsInnerState
 
@@ -96,8 +91,7 @@ class KeptStates:
 
     def growth_bytes(self, layout: TensorLayout, state: StateFile) -> int:
         """Return the room that the files may take in a model of this layout, beyond what they have."""
-        needed_bytes = state.held_inner_states * moments_bytes(layout, state.model.LLM.optimizer)
-        return max(0, needed_bytes - sum(path.stat().st_size for path in self._paths()))
+        return max(0, inner_states_bytes(layout, state) - sum(path.stat().st_size for path in self._paths()))
 
     async def end(self, step: int, begin: StateBlob | None, rounds: int) -> InnerStates:
         """Write the state after a round, and return the files of the round's states.

@@ -9,7 +9,6 @@ from functools import partial
 
 from epochal.run_manager.error_feedback import ErrorFeedback
 from epochal.run_manager.kept_states import KeptStates
-from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool, SpoolFile
 from epochal.runtime.side_by_side import side_by_side
@@ -20,6 +19,7 @@ from epochal.state.documents import OwnOutcome
 from epochal.state.model.replica import Replica
 from epochal.state.model.tensors import Tensors, layout_of
 from epochal.state.results import ResultHeader, result_of
+from epochal.state.shown.spool_room import round_bytes
 from epochal.state.wire import Sha256
 from epochal.trainers.protocol import Trainer
 
@@ -60,7 +60,7 @@ class OwnResults:
     def check_room(self, replica: Replica, state: StateFile) -> None:
         """Raise `SpoolFull` unless a round that is trained from the replica, and its inner states, find room."""
         beside_bytes = 0 if self.states is None else self.states.growth_bytes(replica.layout, state)
-        self._spool.check_room(round_bytes(replica, state), "a round", beside_bytes)
+        self._spool.check_room(round_bytes(replica.layout, state), "a round", beside_bytes)
 
     async def encoded(self, header: ResultHeader, lineage: str, difference: Tensors, merge: MergeConfig) -> SpoolFile:
         """Return the file of a result. `difference` is `start − end` of every parameter; `merge` is the round's."""

@@ -100,6 +100,7 @@ class RunSizes:
         checkpoint_bytes: of a checkpoint, with outer momentum.
         tokens_per_batch: tokens of one batch.
         data_bytes_per_batch: that a client receives for one batch; 0 if the data lie on its disk.
+        spool_bytes: of a client's spool, and of the inner states that it keeps.
     """
 
     parameter_count: int
@@ -108,6 +109,7 @@ class RunSizes:
     checkpoint_bytes: int
     tokens_per_batch: int
     data_bytes_per_batch: int
+    spool_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

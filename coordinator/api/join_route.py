@@ -44,7 +44,6 @@ async def _room(handlers: Handlers) -> JoinRoom | None:
         if refusal.kind is Refusal.NOT_NOW:
             return None
         raise
-    clients = max(len(run.members), run.state_file.config.init_min_clients)
     base = {} if run.models.spec is None else run.models.spec.base or {}
     base_bytes = sum(file.size_bytes for file in base.values())
-    return room_of(run.state_file, layout, run.models.checkpoint.size_bytes, clients, base_bytes)
+    return room_of(run.state_file, layout, run.models.checkpoint.size_bytes, base_bytes)

@@ -27,14 +27,13 @@ from epochal.runtime.merging.arrival import Arrival
 from epochal.runtime.merging.merger import HeldReplica, Merger
 from epochal.runtime.task_errors import one_error
 from epochal.runtime.worker_thread import Worker
-from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, OwnOutcome, RunDocument, UpdateRef
 from epochal.state.errors import Desync, InvalidDocument, Refused
-from epochal.state.model.replica import Replica, checkpoint_size_bound, examine_checkpoint, examined_replica
+from epochal.state.model.replica import Replica, examine_checkpoint, examined_replica
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.refusals import Refusal
-from epochal.state.results import result_size_bound
-from epochal.state.updates import UpdateHeader, UpdateRule, UpdateSum, Weight, update_size_bound
+from epochal.state.shown.spool_room import REPLICAS_OF_A_ROUND
+from epochal.state.updates import UpdateHeader, UpdateSum, Weight
 from epochal.state.wire import document_digest
 
 log = logging.getLogger(__name__)
@@ -42,13 +41,6 @@ log = logging.getLogger(__name__)
 MAX_REBUILDS_PER_STEP = 3
 MISSING_RETRY_S = 10.0
 """Time after which something that the coordinator lacks, and that the run needs, is asked for again."""
-CHECKPOINTS_OF_A_ROUND = 2
-"""A client's spool holds two replicas, each as large as a checkpoint, while it merges an outcome."""
-RESIDUALS_OF_A_ROUND = 2
-"""A client's spool holds what its codec has left out before and after a result whose outcome is not known."""
-EAGER_REPLICAS = 1
-"""With `merge.delay` it holds the start from which the client trains ahead, in the form of a replica, one more result
-and one more residual."""
 LACKING = (
     "nobody can build the model: the run waits until the coordinator's operator puts it back from a backup, or the run "
     "moves on without it"
@@ -248,7 +240,7 @@ class ReplicaKeeper:
     async def _load(self, checkpoint: CheckpointRef) -> bool:
         history = self._history
         try:
-            self._spool.check_room(CHECKPOINTS_OF_A_ROUND * checkpoint.size_bytes, "the run's model")
+            self._spool.check_room(REPLICAS_OF_A_ROUND * checkpoint.size_bytes, "the run's model")
             file = await self._download.fetch(checkpoint)
         except Refused as refusal:
             if refusal.kind is not Refusal.NOT_FOUND:
@@ -382,26 +374,6 @@ class ReplicaKeeper:
         self._held = held
         self._changed.notify()
         self._observer(ReplicaHeld(held.step, held.digest, origin))
-
-
-def round_bytes(replica: Replica, state: StateFile) -> int:
-    """Return the size of what a client's spool holds in a round: two replicas, its own result, and the update.
-
-    A third replica is kept where checkpoints are written while rounds go on. With error feedback, there are two
-    residuals. An update that has to be made here takes a sum and one more result, for which the third replica's room,
-    or what the disk has beyond this, must do.
-
-    Args:
-        replica: the present one.
-        state: the run's.
-    """
-    delay = state.merge.delay
-    replica_count = CHECKPOINTS_OF_A_ROUND + bool(state.config.checkpoint_every) + EAGER_REPLICAS * delay
-    checkpoint_bytes = checkpoint_size_bound(replica.layout, has_momentum=replica.has_momentum)
-    result_bytes = (1 + delay) * result_size_bound(replica.layout, state.merge.codec_name)
-    update_bytes = update_size_bound(replica.layout, UpdateRule.of(state.merge))
-    residual_bytes = (RESIDUALS_OF_A_ROUND + delay) * replica.layout.size_bytes if state.merge.error_feedback else 0
-    return replica_count * checkpoint_bytes + result_bytes + update_bytes + residual_bytes
 
 
 def _rebuild_of(document: RunDocument) -> tuple[str, int, int] | None:

@@ -28,6 +28,7 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Count
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.replays.inner_states import moments_bytes
+from epochal.state.shown.spool_room import spool_bytes
 from epochal.state.wire import Sha256
 from epochal.state.wire_document import WireDocument
 
@@ -73,8 +74,7 @@ class JoinRoom(WireDocument):
     Attributes:
         parameter_count: number of the model's parameters.
         trainer_bytes: memory for parameters, gradients and the optimizer, without activations.
-        spool_bytes: disk for temporary files and the inner states that are revealed, with `clients` clients in a round.
-        clients: number of clients with which this was computed.
+        spool_bytes: disk for temporary files and the inner states that are revealed.
         download_bytes: size of the checkpoint that a newcomer downloads.
         result_bytes: size of what a client uploads in each round, without a header of a few KiB.
         update_bytes: size of what it downloads in each round, likewise.
@@ -84,7 +84,6 @@ class JoinRoom(WireDocument):
     parameter_count: Count
     trainer_bytes: Count
     spool_bytes: Count
-    clients: Count
     download_bytes: Count
     result_bytes: Count
     update_bytes: Count
@@ -194,34 +193,22 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def room_of(
-    state_file: StateFile, layout: TensorLayout, checkpoint_bytes: int, clients: int, base_bytes: int = 0
-) -> JoinRoom:
+def room_of(state_file: StateFile, layout: TensorLayout, checkpoint_bytes: int, base_bytes: int = 0) -> JoinRoom:
     """Return the room that a client needs (`docs/operations.md`, "What a client holds").
 
     Args:
         state_file: of the run.
         layout: of the model's parameters.
         checkpoint_bytes: size of the newest checkpoint.
-        clients: number of clients in a round.
         base_bytes: size of the files of an adapter's base; 0 without one.
     """
-    merge, moments = state_file.merge, moments_bytes(layout, state_file.model.LLM.optimizer)
-    parameter_count = layout.size_bytes // FLOAT32_BYTES
-    result_bytes = codec_named(merge.codec_name).encoded(layout).size_bytes
-    replica_bytes = layout.size_bytes * (2 if merge.has_momentum else 1)
-    replicas = 3 if state_file.config.checkpoint_every else 2
-    left_out_bytes = 2 * layout.size_bytes if merge.error_feedback else 0
+    merge = state_file.merge
     return JoinRoom(
-        parameter_count=parameter_count,
-        trainer_bytes=2 * layout.size_bytes + moments,
-        spool_bytes=replicas * replica_bytes
-        + clients * result_bytes
-        + left_out_bytes
-        + state_file.held_inner_states * moments,
-        clients=clients,
+        parameter_count=layout.size_bytes // FLOAT32_BYTES,
+        trainer_bytes=2 * layout.size_bytes + moments_bytes(layout, state_file.model.LLM.optimizer),
+        spool_bytes=spool_bytes(layout, state_file),
         download_bytes=checkpoint_bytes,
-        result_bytes=result_bytes,
+        result_bytes=codec_named(merge.codec_name).encoded(layout).size_bytes,
         update_bytes=codec_named(merge.update_codec).encoded(layout).size_bytes,
         base_bytes=base_bytes,
     )

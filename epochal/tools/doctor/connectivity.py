@@ -18,7 +18,7 @@ from epochal.runtime.connections.connecting import connected_socket
 from epochal.runtime.http.http_client import check_url, open_client, reason_of
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, NotAllowed
 from epochal.state.shown.join_guide import TORCH, JoinGuide
-from epochal.state.text.amounts import counted, shown_bytes
+from epochal.state.text.amounts import shown_bytes
 from epochal.state.text.visible import visible
 from epochal.state.wire import parse_document
 from epochal.tools.doctor.local_machine import PACKAGE, Finding, Machine
@@ -200,7 +200,7 @@ def needs_of(guide: JoinGuide, machine: Machine) -> Iterator[Finding]:
         yield Finding("Run's model", "problem", f"{found}; {shown_bytes(free)} are free", advice, "does-not-fit")
     else:
         yield Finding("Run's model", "ok", found)
-    found = f"{shown_bytes(room.spool_bytes)} of temporary files with {counted(room.clients, 'client')}"
+    found = f"{shown_bytes(room.spool_bytes)} of temporary files"
     if machine.spool_bytes < room.spool_bytes:
         free = machine.spool_bytes
         advice = f"{shown_bytes(free)} are free in {machine.spool}: name a folder on another disk with --spool"

@@ -12,7 +12,7 @@ from epochal.state.shown.critical_path import PartKind, path_through
 from epochal.state.wire import ClientId
 from epochal.tools.plan.plans import GroupPlan, Machines
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun, Stages
-from epochal.tools.plan.sizes import base_sizes, client_disk_bytes
+from epochal.tools.plan.sizes import base_sizes
 
 PART_OF: dict[PartKind, str] = {
     "document": "messages",
@@ -151,7 +151,6 @@ def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines
     return Machines(
         client_memory_bytes=int(12.8 * sizes.parameter_count)
         + 250_000_000,  # as `python -m benchmarks goodput` measures
-        client_disk_bytes=client_disk_bytes(sizes, state),
         coordinator_disk_bytes=0 if stored else room,
         store_disk_bytes=room if stored else 0,
         to_coordinator_bytes=to_bytes,

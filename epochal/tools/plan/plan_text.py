@@ -89,7 +89,7 @@ def _group(plan: GroupPlan) -> Iterator[str]:
 def _machines(plan: Plan) -> Iterator[str]:
     machines = plan.machines
     yield ""
-    memory, disk = shown_bytes(machines.client_memory_bytes), shown_bytes(machines.client_disk_bytes)
+    memory, disk = shown_bytes(machines.client_memory_bytes), shown_bytes(plan.sizes.spool_bytes)
     yield _row("a client needs", f"at most {memory} of memory beside its trainer's, {disk} of disk for its spool")
     through = f"{shown_bytes(machines.to_coordinator_bytes)} in, {shown_bytes(machines.from_coordinator_bytes)} out"
     if machines.base_bytes:

@@ -36,7 +36,6 @@ class Machines:
 
     Attributes:
         client_memory_bytes: of a client without its trainer.
-        client_disk_bytes: of a client's spool.
         coordinator_disk_bytes: of its folder or store for results and checkpoints, if no object store holds them.
         store_disk_bytes: of the object store, if there is one.
         to_coordinator_bytes, from_coordinator_bytes: of one round, through the coordinator.
@@ -46,7 +45,6 @@ class Machines:
     """
 
     client_memory_bytes: int = 0
-    client_disk_bytes: int = 0
     coordinator_disk_bytes: int = 0
     store_disk_bytes: int = 0
     to_coordinator_bytes: float = 0.0

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from epochal.run_manager.replica.keeper import CHECKPOINTS_OF_A_ROUND
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import Http, Server, WeightedHttp
 from epochal.state.config.model_table import LocalCheckpoint, ModelSpec
@@ -12,6 +11,7 @@ from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.round_model import ClientGroup, RoundModel, RunSizes
+from epochal.state.shown.spool_room import spool_bytes
 from epochal.tools.model_size import FLOAT32_BYTES
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import MAX_PARAMETERS
@@ -58,6 +58,7 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
         checkpoint_bytes=checkpoint_size_bound(layout, has_momentum=merge.has_momentum),
         tokens_per_batch=batch_tokens,
         data_bytes_per_batch=batch_tokens * _token_bytes(state) if is_elsewhere else 0,
+        spool_bytes=spool_bytes(layout, state),
     )
 
 
@@ -90,14 +91,6 @@ def _known_spec(state: StateFile) -> ModelSpec:
     llm = state.model.LLM
     is_here = llm.adapter is not None and isinstance(llm.checkpoint, LocalCheckpoint)
     return look_at_source(state) if is_here and not llm.spec.is_complete else llm.spec
-
-
-def client_disk_bytes(sizes: RunSizes, state: StateFile) -> int:
-    """Return the room that a client's spool needs: replicas, its own result, one update, and what it keeps."""
-    replicas = CHECKPOINTS_OF_A_ROUND + (1 if state.config.checkpoint_every else 0)
-    residuals = 2 * FLOAT32_BYTES * sizes.parameter_count if state.merge.error_feedback else 0
-    states = state.held_inner_states * 2 * FLOAT32_BYTES * sizes.parameter_count
-    return replicas * sizes.checkpoint_bytes + sizes.result_bytes + sizes.update_bytes + residuals + states
 
 
 def _token_bytes(state: StateFile) -> int:

@@ -29,7 +29,7 @@ DOCTOR = Path(doctored.__file__).parent
 GIB = 2**30
 NO_MACHINE = Machine(frozenset({"torch"}), 8 * GIB, 4 * GIB, Path("/spool"), GIB, ())
 DATA = JoinData("made up", (), 0, own=False, loopback=False, insecure=False)
-ROOM = JoinRoom(1_000, 2 * GIB, GIB // 2, 4, GIB, GIB, GIB)
+ROOM = JoinRoom(1_000, 2 * GIB, GIB // 2, GIB, GIB, GIB)
 GUIDE = JoinGuide("run", "1", "open", "torch", False, ("torch",), None, DATA, None, ROOM)
 
 

@@ -10,13 +10,13 @@ import pytest
 from epochal.run_manager.events import ignore
 from epochal.run_manager.kept_states import KeptStates
 from epochal.run_manager.own_results import OwnResults
-from epochal.run_manager.replica.keeper import round_bytes
 from epochal.run_manager.trainer_opening import TrainerOpening
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.config.verify_table import STATES_BEYOND
 from epochal.state.errors import SpoolFull
 from epochal.state.model.replica import first_replica
+from epochal.state.shown.spool_room import round_bytes
 from epochal.state.wire import Sha256, sha256_hex
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram.learner import NgramModel
@@ -103,7 +103,8 @@ async def test_round_needs_room_for_the_states_that_are_not_kept_yet(
     assert growth == 5 * 2 * start.layout.size_bytes - kept.end.size_bytes
     spool = Spool(tmp_path)
     results = OwnResults(client.opening, spool, InlineWorker(), states=client.states)
-    for free, finds_room in ((round_bytes(start, state) + growth, True), (round_bytes(start, state), False)):
+    needed = round_bytes(start.layout, state)
+    for free, finds_room in ((needed + growth, True), (needed, False)):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         with contextlib.nullcontext() if finds_room else pytest.raises(SpoolFull, match="of inner states"):
             results.check_room(start, state)

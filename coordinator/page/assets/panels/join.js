@@ -2,7 +2,7 @@
 
 import { copyable, quoted, reached } from "../widgets/copy.js";
 import { fill, h, newId, setText } from "../elements.js";
-import { bytes, counted, visible, whole } from "../format.js";
+import { bytes, visible, whole } from "../format.js";
 import { CERTIFICATE_FILE, INSTALL, INSTALL_NOTE } from "../words.js";
 
 const ASK_EVERY_MS = 30_000;
@@ -73,7 +73,7 @@ function roomWords(guide) {
     ["Memory", `${bytes(room.trainer_bytes)} for the model's ${whole(room.parameter_count)} parameters, their gradients and the `
       + "optimizer, on the GPU if there is one; activations come on top."],
     ...(room.base_bytes ? [["Base", `${bytes(room.base_bytes)} of files that no step changes, and as much memory for them; less with --base-precision nf4.`]] : []),
-    ["Disk", `${bytes(room.spool_bytes)} for temporary files with ${counted(room.clients, "client")} in a round (--spool names their folder)`
+    ["Disk", `${bytes(room.spool_bytes)} for temporary files (--spool names their folder)`
       + (limit === null ? "." : `; the run allows ${bytes(limit)}.`)],
     ["Network", `${bytes(room.download_bytes)} to download once; then in each round ${bytes(room.result_bytes)} up and `
       + `${bytes(room.update_bytes)} down.`],

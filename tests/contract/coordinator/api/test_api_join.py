@@ -1,6 +1,7 @@
 """The guide of how a machine joins, over HTTP: what it says, and who may read it."""
 
 from epochal.state.shown.join_guide import JoinGuide
+from epochal.state.shown.spool_room import spool_bytes
 from epochal.state.wire import parse_document
 from tests.support.data.states import state_file
 from tests.support.drive.served import REPLICA, Served, served, training
@@ -24,8 +25,8 @@ async def test_guide_names_trainer_and_room_of_the_run() -> None:
         run, values = coordinator.service.run, REPLICA.layout.size_bytes
         assert run.models.checkpoint is not None
         assert found.room.download_bytes == run.models.checkpoint.size_bytes
-        assert (found.room.parameter_count, found.room.result_bytes, found.room.clients) == (6, values, 2)
-        assert found.room.spool_bytes == 2 * 2 * values + 2 * values
+        assert (found.room.parameter_count, found.room.result_bytes) == (6, values)
+        assert found.room.spool_bytes == spool_bytes(REPLICA.layout, run.state_file)
 
 
 async def test_guide_says_that_an_invitation_is_needed_and_shows_none() -> None:

@@ -8,6 +8,7 @@ from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.shown.join_guide import JoinGuide, join_guide, room_of, trainer_named
+from epochal.state.shown.spool_room import spool_bytes
 from epochal.trainers.architectures import ARCHITECTURES
 from epochal.trainers.packages import trainer_of
 from tests.support.data.states import state_file
@@ -107,34 +108,12 @@ def run(**overrides: Any) -> StateFile:
     return state_file(**overrides)
 
 
-def test_a_client_keeps_the_model_twice_and_each_result() -> None:
-    found = room_of(run(merge__codec="float32"), LAYOUT, 8_000_100, clients=3)
+def test_a_client_needs_room_for_its_own_result_alone() -> None:
+    state = run(merge__codec="float32", config__init_min_clients=3)
+    found = room_of(state, LAYOUT, 8_000_100)
     assert (found.parameter_count, found.trainer_bytes, found.download_bytes) == (10**6, 16 * 10**6, 8_000_100)
-    assert found.result_bytes == 4 * 10**6
-    assert found.spool_bytes == 2 * 8 * 10**6 + 3 * 4 * 10**6
-    assert found.base_bytes == 0
-
-
-def test_the_operations_page_names_the_same_room() -> None:
-    billion = TensorLayout((("w", (1000, 1000, 1000)),))
-    for codec, shown in (("int4", 18), ("float32", 32)):
-        found = room_of(run(merge__codec=codec), billion, 8 * 10**9, clients=4)
-        assert round(found.spool_bytes / 1e9) == shown
-
-
-def test_checkpoints_within_epochs_and_feedback_take_more_room() -> None:
-    least = room_of(run(), LAYOUT, 1, clients=1).spool_bytes
-    assert room_of(run(config__checkpoint_every=2), LAYOUT, 1, clients=1).spool_bytes == least + 8 * 10**6
-    assert room_of(run(merge__error_feedback=True), LAYOUT, 1, clients=1).spool_bytes == least + 8 * 10**6
-    assert room_of(run(merge__outer_momentum=0.0), LAYOUT, 1, clients=1).spool_bytes == least - 8 * 10**6
-
-
-def test_inner_states_that_are_revealed_take_room() -> None:
-    least = room_of(run(), LAYOUT, 1, clients=1).spool_bytes
-    states = (4 + 3) * 8 * 10**6
-    assert room_of(run(verify={"within": 4}), LAYOUT, 1, clients=1).spool_bytes == least + states
-    for unasked in ({"merge__inner_state": "reset"}, {"verify": {"within": 4, "by": "scores"}}):
-        assert room_of(run(**{"verify": {"within": 4}} | unasked), LAYOUT, 1, clients=1).spool_bytes == least
+    assert (found.result_bytes, found.update_bytes, found.base_bytes) == (4 * 10**6, 515_628, 0)
+    assert found.spool_bytes == spool_bytes(LAYOUT, state)
 
 
 def test_invitations_and_keys_are_said_before_anybody_asks() -> None:
@@ -146,5 +125,5 @@ def test_invitations_and_keys_are_said_before_anybody_asks() -> None:
 def test_muon_keeps_one_moment_of_a_hidden_matrix() -> None:
     layout = TensorLayout((("embed.weight", (100, 10)), ("layer.bias", (10,)), ("layer.weight", (10, 10))))
     muon = {"Muon": {"momentum": 0.95, "weight_decay": 0.0}}
-    found = room_of(run(model__LLM__optimizer=muon), layout, 1, clients=1)
+    found = room_of(run(model__LLM__optimizer=muon), layout, 1)
     assert found.trainer_bytes == 16 * (100 * 10 + 10) + 12 * 100

@@ -10,7 +10,9 @@ import pytest
 from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
+from epochal.state.model.tensors import TensorLayout
 from epochal.state.round_model import Costs, Link, Links
+from epochal.state.shown.join_guide import room_of
 from epochal.tools import quality
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.plan_text import plan_json, plan_text
@@ -87,8 +89,15 @@ def test_plan_of_a_verified_run_is_that_of_one_whose_results_pass(inner_state: s
 
 def test_inner_states_that_are_revealed_take_disk() -> None:
     of = [planned(2, verify={"within": 4}, merge__inner_state=state) for state in ("keep", "reset")]
-    kept, without = (plan.machines.client_disk_bytes for plan in of)
+    kept, without = (plan.sizes.spool_bytes for plan in of)
     assert kept - without == (4 + 3) * 8 * 1_000_000
+
+
+@pytest.mark.parametrize("settings", [{}, {"merge__delay": 1, "merge__error_feedback": True}])
+def test_client_needs_the_disk_that_the_join_guide_says(settings: dict[str, Any]) -> None:
+    layout = TensorLayout((("parameters", (1_000_000,)),))
+    guide = room_of(run_of(2, **settings), layout, checkpoint_bytes=1)
+    assert planned(2, **settings).sizes.spool_bytes == guide.spool_bytes
 
 
 def test_narrow_link_of_the_coordinator_is_the_bottleneck() -> None:
