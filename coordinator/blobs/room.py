@@ -24,14 +24,15 @@ ROUNDS_WITH_ROOM = 2
 CHECK_EVERY_S = 10.0
 
 
-def room_needed(checkpoint_bytes: int, round_bytes: int, every: int = 0) -> int:
-    """Return the smallest `max_total_bytes` for checkpoints, and all results of a round, of these sizes in bytes.
+def room_needed(checkpoint_bytes: int, result_bytes: int, update_bytes: int, clients: int, every: int) -> int:
+    """Return the smallest `max_total_bytes` for checkpoints, and the results and updates of rounds.
 
     Args:
-        checkpoint_bytes: size of a checkpoint.
-        round_bytes: size of all results of a round, and of its update.
+        checkpoint_bytes, result_bytes, update_bytes: size of each.
+        clients: number of results of a round.
         every: `config.checkpoint_every`.
     """
+    round_bytes = clients * result_bytes + update_bytes
     return checkpoints_with_room(every) * checkpoint_bytes + rounds_with_room(every) * round_bytes
 
 
@@ -80,7 +81,7 @@ class BlobRoom:
         result_bytes = result_size_bound(form.layout, run.state_file.merge.codec_name)
         every, most = run.state_file.config.checkpoint_every, run.state_file.blobs.max_total_bytes
         update_bytes = update_size_bound(form.layout, UpdateRule.of(run.state_file.merge))
-        needed = room_needed(form.size_bound, count * result_bytes + update_bytes, every)
+        needed = room_needed(form.size_bound, result_bytes, update_bytes, count, every)
         if needed > most:
             log.warning(
                 "blobs_need_more_room",

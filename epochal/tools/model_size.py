@@ -61,8 +61,8 @@ class ModelSize:
 
     def total_bytes(self, config: RunConfig) -> int:
         """Return the `max_total_bytes` with which rounds of `init_min_clients` find room beside checkpoints."""
-        round_bytes = config.init_min_clients * self.result_bytes + self.update_bytes
-        return max(self.least_total_bytes, room_needed(self.checkpoint_bytes, round_bytes, config.checkpoint_every))
+        sizes, every = (self.checkpoint_bytes, self.result_bytes, self.update_bytes), config.checkpoint_every
+        return max(self.least_total_bytes, room_needed(*sizes, config.init_min_clients, every))
 
 
 def in_words(size: ModelSize, state: StateFile) -> str:

@@ -121,12 +121,12 @@ def proposed(
     state = _with(state, config=sizes)
     timers = _timers(state, groups, options, found)
     whole = {**config, **sizes, **timers}
-    room = found.machines.coordinator_disk_bytes + found.machines.store_disk_bytes
-    blobs = {"max_total_bytes": max(draft.blobs.max_total_bytes, math.ceil(SPARE * room))}
     merge = {"local_steps": steps}
-    state = _with(draft, config=whole, merge=merge, blobs=blobs)
-    state = parse_state(dump_state(state), "the proposed state file")
+    state = _with(draft, config=whole, merge=merge)
     plan = plan_run(state, groups, options)
+    room = plan.machines.coordinator_disk_bytes + plan.machines.store_disk_bytes
+    blobs = {"max_total_bytes": max(draft.blobs.max_total_bytes, math.ceil(SPARE * room))}
+    state = parse_state(dump_state(_with(state, blobs=blobs)), "the proposed state file")
     return Proposal(whole, merge, blobs, state, plan, _notice(state, groups, options, plan))
 
 

@@ -146,8 +146,8 @@ def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines
     to_bytes = messages * MESSAGE_BYTES + (results + witnesses) * REPORT_BYTES + made_bytes
     from_bytes = messages * MESSAGE_BYTES + count * (DOCUMENT_BYTES + witnesses * ENTRY_BYTES)
     check_s = model.check_s if model.is_delivered else 0.0
-    room = room_needed(sizes.checkpoint_bytes, count * sizes.result_bytes, state.config.checkpoint_every)
-    stored = model.through_store
+    blobs = (sizes.checkpoint_bytes, sizes.result_bytes, sizes.update_bytes)
+    room, stored = room_needed(*blobs, count, state.config.checkpoint_every), model.through_store
     return Machines(
         client_memory_bytes=int(12.8 * sizes.parameter_count)
         + 250_000_000,  # as `python -m benchmarks goodput` measures

@@ -21,11 +21,11 @@ async def tight() -> AsyncIterator[Served]:
 
 
 def test_room_is_needed_for_two_checkpoints_and_two_rounds() -> None:
-    assert room_needed(checkpoint_bytes=100, round_bytes=7) == 214
+    assert room_needed(100, 10, 3, clients=4, every=0) == 2 * 100 + 2 * (4 * 10 + 3)
 
 
 def test_checkpoints_within_an_epoch_need_more_room() -> None:
-    assert room_needed(checkpoint_bytes=100, round_bytes=7, every=5) == 3 * 100 + (2 * 5 + 2) * 7
+    assert room_needed(100, 10, 3, clients=4, every=5) == 3 * 100 + (2 * 5 + 2) * (4 * 10 + 3)
 
 
 async def test_room_is_checked_again_when_more_clients_take_part(

@@ -20,6 +20,7 @@ from epochal.tools.init.choices import LLAMAS, chosen_data, chosen_model, tokens
 from epochal.tools.init.files import files_of
 from epochal.tools.init.proposal import LEAST_S, MOST_LOSS
 from epochal.tools.init.run_text import NewRun, checkpoint_every, state_text
+from epochal.tools.model_size import ModelSize, size_notes
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients
 from epochal.tools.quality import loss_factor, optimizer_of, shown_loss
@@ -95,6 +96,17 @@ def test_settings_of_a_codec_are_written_with_it() -> None:
     run = NewRun("run", chosen_model("ngram", 256, 64), chosen_data("dummy", 2, "host:1"), 64, fields, "open")
     merge = files_of(run, [parse_clients(CLIENTS)], PlanOptions(), 2).proposal.state.merge
     assert {name: getattr(merge, name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("verify", [None, 10])
+def test_room_for_blobs_is_enough_for_check(verify: int | None) -> None:
+    need_module("transformers")
+    data, codec = chosen_data("dummy", 2, "host:1"), {"codec": "int2", "error_feedback": True}
+    run = NewRun("run", chosen_model("llama-1b", 256, 64), data, 64, codec, "open", verify=verify)
+    groups, options = [parse_clients("16 x 100mbit/20mbit 40ms 8k tokens/s")], PlanOptions(most_played=4)
+    state = files_of(run, groups, options, 2, total_tokens=20 * 10**9).proposal.state
+    assert state.config.checkpoint_every > 3
+    assert size_notes(ModelSize.of(state.model.LLM.spec, state.merge), state) == []
 
 
 SLOW = "4 x 8mbit/2mbit 40ms 100k tokens/s"

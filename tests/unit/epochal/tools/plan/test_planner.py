@@ -100,6 +100,13 @@ def test_client_needs_the_disk_that_the_join_guide_says(settings: dict[str, Any]
     assert planned(2, **settings).sizes.spool_bytes == guide.spool_bytes
 
 
+def test_coordinator_keeps_checkpoints_results_and_updates() -> None:
+    found = planned(4, config__checkpoint_every=3)
+    sizes = found.sizes
+    round_bytes = 4 * sizes.result_bytes + sizes.update_bytes
+    assert found.machines.coordinator_disk_bytes == 3 * sizes.checkpoint_bytes + 8 * round_bytes
+
+
 def test_narrow_link_of_the_coordinator_is_the_bottleneck() -> None:
     found = planned(8, link="20mbit")
     assert (found.kind, found.limit) == ("download", "server")
