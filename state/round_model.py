@@ -101,6 +101,7 @@ class RunSizes:
         tokens_per_batch: tokens of one batch.
         data_bytes_per_batch: that a client receives for one batch; 0 if the data lie on its disk.
         spool_bytes: of a client's spool, and of the inner states that it keeps.
+        scratch_bytes: of what a coordinator needs to make updates.
     """
 
     parameter_count: int
@@ -110,6 +111,7 @@ class RunSizes:
     tokens_per_batch: int
     data_bytes_per_batch: int
     spool_bytes: int = 0
+    scratch_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

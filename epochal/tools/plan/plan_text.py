@@ -96,8 +96,9 @@ def _machines(plan: Plan) -> Iterator[str]:
         sizes = ", ".join(f"{shown_bytes(size)} in {precision}" for precision, size in machines.base_bytes.items())
         yield _row("  and for the base", f"{sizes}, which each reads itself")
     yield _row("the coordinator", f"{through} in a round; {_percent(machines.processor_part)} of a core")
-    if machines.coordinator_disk_bytes:
-        yield _row("  needs", f"{shown_bytes(machines.coordinator_disk_bytes)} of disk for results and checkpoints")
+    room = machines.coordinator_disk_bytes
+    kept = f"{shown_bytes(room)} of disk for results and checkpoints, and " if room else ""
+    yield _row("  needs", f"{kept}{shown_bytes(plan.sizes.scratch_bytes)} of disk to make updates")
     if machines.store_disk_bytes:
         through = f"{shown_bytes(machines.to_store_bytes)} in, {shown_bytes(machines.from_store_bytes)} out in a round"
         yield _row("the object store", f"{through}; it holds {shown_bytes(machines.store_disk_bytes)}")

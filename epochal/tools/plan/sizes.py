@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from epochal.runtime.merging.room_for_sums import sum_bytes
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.data_location import Http, Server, WeightedHttp
 from epochal.state.config.model_table import LocalCheckpoint, ModelSpec
@@ -11,7 +12,7 @@ from epochal.state.errors import InvalidInput
 from epochal.state.model.replica import checkpoint_size_bound
 from epochal.state.model.tensors import TensorLayout
 from epochal.state.round_model import ClientGroup, RoundModel, RunSizes
-from epochal.state.shown.spool_room import spool_bytes
+from epochal.state.shown.spool_room import REPLICAS_OF_A_ROUND, spool_bytes
 from epochal.tools.model_size import FLOAT32_BYTES
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import MAX_PARAMETERS
@@ -51,14 +52,17 @@ def sizes_of(state: StateFile, parameter_count: int | None = None) -> RunSizes:
         )
     batch_tokens = state.config.data_indices_per_batch * state.model.LLM.max_seq_len
     is_elsewhere = isinstance(state.model.LLM.data_location, Server | Http | WeightedHttp)
+    checkpoint_bytes = checkpoint_size_bound(layout, has_momentum=merge.has_momentum)
+    update_bytes = codec_named(merge.update_codec).encoded(layout).size_bytes + HEADER_BYTES
     return RunSizes(
         parameter_count=layout.size_bytes // FLOAT32_BYTES,
         result_bytes=codec_named(merge.codec_name).encoded(layout).size_bytes + HEADER_BYTES,
-        update_bytes=codec_named(merge.update_codec).encoded(layout).size_bytes + HEADER_BYTES,
-        checkpoint_bytes=checkpoint_size_bound(layout, has_momentum=merge.has_momentum),
+        update_bytes=update_bytes,
+        checkpoint_bytes=checkpoint_bytes,
         tokens_per_batch=batch_tokens,
         data_bytes_per_batch=batch_tokens * _token_bytes(state) if is_elsewhere else 0,
         spool_bytes=spool_bytes(layout, state),
+        scratch_bytes=sum_bytes(layout, merge.mean) + update_bytes + REPLICAS_OF_A_ROUND * checkpoint_bytes,
     )
 
 

@@ -107,6 +107,17 @@ def test_coordinator_keeps_checkpoints_results_and_updates() -> None:
     assert found.machines.coordinator_disk_bytes == 3 * sizes.checkpoint_bytes + 8 * round_bytes
 
 
+@pytest.mark.parametrize(
+    ("settings", "scratch"),
+    [({}, "20.5 GB"), ({"merge__codec": "sparse", "merge__mean": "senders", "merge__error_feedback": True}, "28.5 GB")],
+)
+def test_coordinators_room_to_make_updates_is_said(settings: dict[str, Any], scratch: str) -> None:
+    found = planned(2, parameters=10**9, **settings)
+    assert f"of disk for results and checkpoints, and {scratch} of disk to make updates" in plan_text(found)
+    at_store = replace(found, machines=replace(found.machines, coordinator_disk_bytes=0))
+    assert f"  needs               {scratch} of disk to make updates" in plan_text(at_store)
+
+
 def test_narrow_link_of_the_coordinator_is_the_bottleneck() -> None:
     found = planned(8, link="20mbit")
     assert (found.kind, found.limit) == ("download", "server")
