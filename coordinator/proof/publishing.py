@@ -15,6 +15,7 @@ files that differ, and deletes at the end those that only the manifest before na
 """
 
 import asyncio
+import contextlib
 import hashlib
 import platform
 import tempfile
@@ -38,9 +39,9 @@ from epochal.coordinator.proof.kept_blobs import wrong_content
 from epochal.coordinator.proof.published_page import first_line, published_page
 from epochal.coordinator.store.files.backup_folder import BackupFolder
 from epochal.coordinator.store.files.blobs import BLOBS_FOLDER, DirectoryBlobs
-from epochal.coordinator.store.files.folder import DATABASE_FILE, STATE_FILE
+from epochal.coordinator.store.files.folder import DATABASE_FILE, STATE_FILE, FolderPlace
 from epochal.coordinator.store.open import open_store_reader
-from epochal.coordinator.store.published_files import PublishedFiles, digest_of
+from epochal.coordinator.store.published_files import FolderFiles, PublishedFiles, digest_of
 from epochal.coordinator.store.sql.notes import BACKUP, PUBLISHED, Notes
 from epochal.coordinator.store.sql.sqlite import SqliteDatabase
 from epochal.coordinator.store.store import StoreReader
@@ -129,11 +130,12 @@ async def publish(url: str, to: PublishedFiles, versions: Versions, progress: Pr
         progress: called with what is being done.
 
     Raises:
-        InvalidInput: there is no run, the folder holds something else, or the journal holds an address that may be a
-            secret.
+        InvalidInput: there is no run, or it is a publication itself; the folder holds something else, or is the run's
+            own; or the journal holds an address that may be a secret.
         StoreFailed: the run cannot be read or the files not written, or the run is damaged or changes too fast.
     """
     store = open_store_reader(url)
+    await _check_source(store, to)
     with tempfile.TemporaryDirectory(prefix="epochal-publish-") as scratch:  # only its owner may read it
         folder = Path(scratch)
         database = BackupFolder(folder, folder, DirectoryBlobs.for_reading(folder))
@@ -143,6 +145,7 @@ async def publish(url: str, to: PublishedFiles, versions: Versions, progress: Pr
                 progress("copying the journal")
                 copy = await copy_database(store, database)
                 found = await last_of(copy)
+                key = SigningKey(await check_key(copy.keys, found.run, store.name))
                 if not copies:
                     await _check_no_secret(copy)
                     before = await _claim(to, found, versions)
@@ -153,7 +156,6 @@ async def publish(url: str, to: PublishedFiles, versions: Versions, progress: Pr
                 break
         else:
             raise StoreFailed(f"{store.name} cannot be published: {swept}")
-        key = SigningKey(await check_key(copy.keys, found.run, store.name))
         files += await _put_database(copy, folder, database.database, to)
     page = _page_of(found.run, versions)
     files.append(await _put_text(to, README_FILE, page, "how to check this run"))
@@ -194,6 +196,16 @@ def _manifest(found: Replayed, versions: Versions, files: list[PublishedFile]) -
     )
 
 
+async def _check_source(store: StoreReader, to: PublishedFiles) -> None:
+    """Raise `InvalidInput` if the store is a publication, or its directory is where the files are to lie."""
+    if await store.notes.read(BACKUP) == PUBLISHED:
+        raise InvalidInput(f"{store.name} is itself a publication: copy it")
+    if isinstance(store.place, FolderPlace) and isinstance(to, FolderFiles):
+        run_dir = store.place.run_dir.resolve()
+        if to.folder.resolve().is_relative_to(run_dir):
+            raise InvalidInput(f"{to.name} is in the run's own directory; allowed: a folder outside of {run_dir}")
+
+
 async def _check_no_secret(copy: StoreReader) -> None:
     """Raise `InvalidInput` if the journal holds a webhook's address, which may be a secret, as text."""
     async for segment in copy.journal.history():
@@ -214,9 +226,9 @@ async def _claim(to: PublishedFiles, found: Replayed, versions: Versions) -> Pub
     """Mark a folder as this run's; return the manifest of an earlier publication in it, if there is a readable one.
 
     Raises:
-        InvalidInput: it holds something else.
+        InvalidInput: it holds something else, or another run of this name.
     """
-    run_id = found.run.state_file.run_id
+    run_id, identity = found.run.state_file.run_id, found.run.identity
     page = _page_of(found.run, versions)
     if await to.is_empty():
         await _put_text(to, README_FILE, page, "")
@@ -226,10 +238,18 @@ async def _claim(to: PublishedFiles, found: Replayed, versions: Versions) -> Pub
         raise InvalidInput(
             f"{to.name} holds something else; allowed: an empty folder, or one where {run_id} is published"
         )
-    try:
-        return await read_manifest(to)
-    except StoreFailed:
-        return None  # an earlier attempt did not come so far
+    before: Publication | None = None
+    with contextlib.suppress(StoreFailed):  # an earlier attempt did not come so far, but its page names the key
+        before = await read_manifest(to)
+    is_ours = identity.coordinator_key.encode() in text
+    if before is not None:
+        is_ours = before.coordinator_key == identity.coordinator_key or before.lineage == identity.lineage
+    if not is_ours:
+        raise InvalidInput(
+            f"{to.name} holds another run of this name, or {run_id} as it was before its coordinator had a new key: "
+            "keep it; allowed: an empty folder"
+        )
+    return before
 
 
 async def _put_blobs(

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.machine.stimuli import ConfigChanged
+from epochal.coordinator.auth.signing_key import SigningKey
+from epochal.coordinator.machine.stimuli import ConfigChanged, CoordinatorKeyReplaced, RunRestored
 from epochal.coordinator.proof.audit import AuditReport, audit_store
 from epochal.coordinator.proof.publishing import MANIFEST_FILE, Publication, Versions, fetch, publish
 from epochal.coordinator.run.opening import signing_key_of
 from epochal.coordinator.store.object_store.objects import Objects
 from epochal.coordinator.store.open import open_store, open_store_reader
 from epochal.coordinator.store.published_files import BucketFiles, FolderFiles
-from epochal.coordinator.store.sql.notes import KEY_LOST
+from epochal.coordinator.store.sql.notes import KEY, KEY_LOST
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput, StoreFailed
 from epochal.state.wire import sha256_hex
@@ -215,13 +216,71 @@ async def test_publication_that_was_changed_is_found_out(run_dir: Path, tmp_path
     assert any(said in problem for problem in problems), problems
 
 
+def files_in(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 async def test_folder_of_something_else_is_not_published_into(run_dir: Path, tmp_path: Path) -> None:
     backup = tmp_path / "backup"
     shutil.copytree(run_dir, backup)
-    files = {path: path.read_bytes() for path in backup.rglob("*") if path.is_file()}
+    files = files_in(backup)
     with pytest.raises(InvalidInput, match="holds something else; allowed: an empty folder, or one where"):
         await published(run_dir, backup)
-    assert {path: path.read_bytes() for path in backup.rglob("*") if path.is_file()} == files
+    assert files_in(backup) == files
+
+
+@pytest.mark.parametrize("fails_at", [None, 1])
+async def test_publication_of_another_run_of_this_name_is_left_as_it_is(
+    run_dir: Path, tmp_path: Path, fails_at: int | None
+) -> None:
+    """Whole, or left by an attempt that wrote the page alone."""
+    if fails_at is None:
+        await published(run_dir, tmp_path / "out")
+    else:
+        with pytest.raises(StoreFailed, match="the disk is gone"):
+            await publish(str(run_dir), CountedFiles(tmp_path / "out", fails_at), VERSIONS, lambda _: None)
+    before, key = files_in(tmp_path / "out"), bytes(range(32))
+    opened = await OpenedRun.open(run_dir)
+    await opened.submit(CoordinatorKeyReplaced(SigningKey(key).public_key_hex, "ab" * 16))
+    await opened.store.notes.write(KEY, key)
+    await opened.store.aclose()
+    with pytest.raises(InvalidInput, match="holds another run of this name"):
+        await published(run_dir, tmp_path / "out")
+    assert files_in(tmp_path / "out") == before != {}
+
+
+async def test_run_that_was_restored_is_published_where_it_was(run_dir: Path, tmp_path: Path) -> None:
+    before = await published(run_dir, tmp_path / "out")
+    opened = await OpenedRun.open(run_dir)
+    await opened.submit(RunRestored("ab" * 16))
+    await opened.store.aclose()
+    after = await published(run_dir, tmp_path / "out")
+    assert (before.lineage != after.lineage, after.lineage) == (True, "ab" * 16)
+    assert await problems_of(tmp_path / "out") == ()
+
+
+async def test_publication_is_not_published_but_copied(run_dir: Path, tmp_path: Path) -> None:
+    await published(run_dir, tmp_path / "out")
+    with pytest.raises(InvalidInput, match="is itself a publication: copy it"):
+        await published(tmp_path / "out", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+
+
+async def test_run_without_its_key_leaves_nothing_where_it_was_to_be_published(run_dir: Path, tmp_path: Path) -> None:
+    opened = await OpenedRun.open(run_dir)
+    await opened.store.notes.delete(KEY)
+    await opened.store.aclose()
+    with pytest.raises(StoreFailed, match=re.escape(KEY_LOST)):
+        await published(run_dir, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("inside", ["", "published"])
+async def test_run_is_not_published_into_its_own_directory(run_dir: Path, inside: str) -> None:
+    before = files_in(run_dir)
+    with pytest.raises(InvalidInput, match="is in the run's own directory"):
+        await published(run_dir, run_dir / inside)
+    assert files_in(run_dir) == before
 
 
 async def test_damaged_blob_is_not_published(run_dir: Path, tmp_path: Path) -> None:
