@@ -174,6 +174,14 @@ def check_trainer_name(name: str) -> None:
     trainer_class(name, f"trainer {name!r}")
 
 
+def check_computes_again(name: str) -> None:
+    """Raise `InvalidInput` unless a trainer of this name can train others' results again on this machine."""
+    check_trainer_name(name)
+    if name in (NULL, REMOTE):
+        allowed = f"{NUMPY}, {TORCH}, or the trainer of a package"
+        raise InvalidInput(f"--trainer {name}: results are trained again on this machine; allowed: {allowed}")
+
+
 def _check_fits(name: str, state: StateFile, spec: ModelSpec, permissions: Permissions) -> InnerOptimizer | None:
     """Raise `InvalidInput` or `Unsupported` unless this trainer trains such runs; return the run's inner optimizer."""
     _check_is_the_runs(name, spec, permissions)

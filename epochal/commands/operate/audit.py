@@ -142,10 +142,10 @@ def _dependencies(trainer: str, computing: TorchChoice, data: str | None) -> "Cl
     from epochal.run_manager.events import ignore
     from epochal.runtime.permissions import Permissions
     from epochal.runtime.worker_thread import WorkerThread
-    from epochal.trainers.registry import TrainerOptions, check_trainer_name
+    from epochal.trainers.registry import TrainerOptions, check_computes_again
     from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
-    check_trainer_name(trainer)
+    check_computes_again(trainer)
     torch = computing.options()
     check_goes_with_torch(torch, trainer)
     permissions = Permissions.of_own_run()

@@ -31,11 +31,10 @@ from epochal.run_manager.events import ignore
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import DEFAULT_BOUND_S, RetryPolicy
 from epochal.runtime.worker_thread import WorkerThread
-from epochal.state.errors import InvalidInput
 from epochal.tools.evaluate.losses import EvaluationOptions
 from epochal.tools.replays.replay_worker import ReplayWorker, VerifierOptions, opened_verifier
 from epochal.trainers.architectures import TORCH
-from epochal.trainers.registry import REMOTE, TRAINERS, TrainerOptions, check_trainer_name
+from epochal.trainers.registry import TRAINERS, TrainerOptions, check_computes_again
 from epochal.trainers.torch.torch_options import DEFAULT_TORCH_OPTIONS
 
 MAX_PIECES = 1_000
@@ -87,9 +86,7 @@ def verifier(
     """
     logged.start()
     check_worker_token(token, VERIFIER_TOKEN_VARIABLE, "verifier")
-    check_trainer_name(trainer)
-    if trainer == REMOTE:
-        raise InvalidInput(f"--trainer {REMOTE}: a verifier computes on its own machine; allowed: another trainer")
+    check_computes_again(trainer)
     torch = computing.options()
     check_goes_with_torch(torch, trainer)
     options = TrainerOptions(None, torch or DEFAULT_TORCH_OPTIONS, Permissions.of_own_run())

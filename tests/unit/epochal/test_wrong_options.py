@@ -10,6 +10,8 @@ from tests.support.heavy import need_module
 
 PLAN, ONE = ("plan", "state.toml", "--clients"), "1gbit 1k tokens/s"
 CLIENT = ("client", "http://127.0.0.1:1", "--reconnect", "3600")
+VERIFIER = ("verifier", "http://127.0.0.1:1", "--reconnect", "3600", "--token", "a.b")
+RETRAIN = ("audit", "--recompute", "--retrain", "1", ".")
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +63,10 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ((*PLAN, ONE, "--store", "fast"), "--store 'fast' is not a link; allowed: \"1gbit/1gbit\""),
         ((*PLAN, ONE, "--parameters", "0"), "--parameters '0': not a number of parameters; allowed: 1 to 1000"),
         (("plan", "state.toml", "--clients", ""), "--clients '': it does not begin with a number of clients"),
+        ((*VERIFIER, "--trainer", "null"), "--trainer null: results are trained again on this machine; allowed: numpy"),
+        ((*VERIFIER, "--trainer", "remote"), "--trainer remote: results are trained again on this machine"),
+        ((*RETRAIN, "--trainer", "null"), "--trainer null: results are trained again on this machine; allowed: numpy"),
+        ((*RETRAIN, "--trainer", "remote"), "--trainer remote: results are trained again on this machine"),
         (("up", "--trainer", "nope"), "there is no trainer 'nope'"),
         (("up", "--run-dir", "file/run"), "--run-dir file/run cannot be used: Not a directory"),
         (("up", "--run-dir", "file"), "--run-dir file cannot be used: File exists"),
