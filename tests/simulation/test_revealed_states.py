@@ -22,12 +22,12 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused
 from epochal.state.model.tensors import Float32Array
 from epochal.state.refusals import Refusal
-from epochal.state.replays.inner_states import InnerState
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.protocol import TrainedRound, Trainer
 from epochal.trainers.registry import open_trainer
 from tests.support.data.spooled import SPOOL_PARENT
+from tests.support.models.lying_trainer import BoastingTrainer
 from tests.support.simulate.simulated_client import ClientSpec, SimulatedClient
 from tests.support.simulate.simulated_network import Faults, no_faults
 from tests.support.simulate.simulated_run import BOUND_S, SimulatedRun, prove, simulated_run, small_state
@@ -36,8 +36,6 @@ from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
 
 POLICY = RetryPolicy(VirtualClock(), lambda: 0.5, BOUND_S)
 TRAIN_S = 60.0
-FACTOR = 3.0
-"""By which one that lies changes its moments."""
 
 
 class Working(LearnerTrainer):
@@ -58,13 +56,8 @@ class Working(LearnerTrainer):
         return trained
 
 
-class Boasting(Working):
-    """Commits to larger moments than those that its steps have led to."""
-
-    @property
-    def inner_state(self) -> InnerState:
-        found = super().inner_state
-        return InnerState(found.step_count, {name: FACTOR * one for name, one in found.tensors.items()})
+class Boasting(BoastingTrainer, Working):
+    """Commits to larger moments than those that its steps have led to, and takes some time."""
 
 
 class Watched(Working):

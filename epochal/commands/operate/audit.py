@@ -165,8 +165,11 @@ def _line_of(replay: "StoredReplay") -> str:
     of = f"  step {replay.step}, client {replay.client_id}"
     if replay.obstacle:
         return f"{of}: not computed: {visible(replay.obstacle)}"
+    moments = ""
+    if replay.state_excess is not None:
+        moments = f", of moments {replay.state_excess:.4f}, tolerance {replay.state_tolerance:.4f}"
     return (
-        f"{of}: excess distance {replay.excess:.4f}, tolerance {replay.tolerance:.4f}"
+        f"{of}: excess distance {replay.excess:.4f}, tolerance {replay.tolerance:.4f}{moments}"
         f"{'' if replay.passes else ', NOT within it'}; length × {replay.norm_ratio:.3f}, cosine {replay.cosine:.4f} "
         f"({visible(replay.result_class)} by {replay.replay_class})"
     )

@@ -35,6 +35,7 @@ class StoredReplay:
         excess, norm_ratio, cosine: as `ReplayDistance`.
         tolerance: up to which an excess distance passes in this run now.
         result_class, replay_class: precision and device of each.
+        state_excess, state_tolerance: of the inner state with which the work ended; None where it is not kept.
         obstacle: why it could not be computed; "" if it was. Then the figures mean nothing.
     """
 
@@ -46,12 +47,15 @@ class StoredReplay:
     cosine: float = 0.0
     result_class: str = ""
     replay_class: str = ""
+    state_excess: float | None = None
+    state_tolerance: float = 0.0
     obstacle: str = ""
 
     @property
     def passes(self) -> bool:
-        """Whether it was computed, and is within its tolerance."""
-        return not self.obstacle and self.excess <= self.tolerance
+        """Whether it was computed, and it and its inner state are within their tolerances."""
+        is_true = self.state_excess is None or self.state_excess <= self.state_tolerance
+        return not self.obstacle and self.excess <= self.tolerance and is_true
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,10 @@ async def _compared(
     except (DataError, TrainerFailed, InvalidInput) as error:
         return StoredReplay(step, entry.client_id, obstacle=error.message)
     far, classes = found.distance, (found.result_class, found.replay_class)
-    local_steps = run.identity.state_file.at(step).merge.local_steps
-    known = run.members.verification.distances.get(distances_key(*classes, local_steps))
-    return StoredReplay(step, entry.client_id, far.excess, tolerance_of(known), far.norm_ratio, far.cosine, *classes)
+    local_steps, known = run.identity.state_file.at(step).merge.local_steps, run.members.verification.distances
+    tolerance, of_states = [
+        tolerance_of(known.get(distances_key(*classes, local_steps, of_states=of_states)))
+        for of_states in (False, True)
+    ]
+    figures = far.excess, tolerance, far.norm_ratio, far.cosine, *classes
+    return StoredReplay(step, entry.client_id, *figures, found.state_excess, of_states)

@@ -12,12 +12,15 @@ import numpy as np
 from epochal.batching.round_plan import RoundPlan
 from epochal.data_providers.protocol import TokenBatch
 from epochal.state.model.tensors import Float32Array, Tensors
+from epochal.state.replays.inner_states import InnerState
 from epochal.trainers.architectures import open_model
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.packages import TrainerSetup
 from epochal.trainers.protocol import TrainedRound
 
 HONEST_STEPS = 5
+FACTOR = 3.0
+"""By which one that lies changes its moments."""
 LIES_ONCE = "EPOCHAL_TEST_LIES_ONCE"
 """Variable that names a file; once it is there, the late liar lies."""
 LITTLE = 0.015
@@ -69,6 +72,15 @@ class OldResultsTrainer(LyingTrainer):
         if plan.step <= HONEST_STEPS or self._old is None:
             self._old = {name: values.copy() for name, values in difference.items()}
         return {name: values.copy() for name, values in self._old.items()}
+
+
+class BoastingTrainer(LearnerTrainer):
+    """Delivers what it trained, and commits to larger moments than those that its steps have led to."""
+
+    @property
+    def inner_state(self) -> InnerState:
+        found = super().inner_state
+        return InnerState(found.step_count, {name: FACTOR * one for name, one in found.tensors.items()})
 
 
 def _length(values: Mapping[str, np.ndarray]) -> float:

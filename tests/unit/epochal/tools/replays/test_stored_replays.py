@@ -14,16 +14,22 @@ from epochal.coordinator.store.published_files import FolderFiles
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.context import RunAccess
+from epochal.runtime.worker_thread import Worker
+from epochal.state.config.model_table import AdamW
+from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidConfig, InvalidInput
 from epochal.tools.replays.stored_replays import computable, replay_stored
+from epochal.trainers.ngram.learner import NgramModel
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import run_main_in_thread
 from tests.support.drive.journaled_run import KeptRun, keep_in
+from tests.support.models.lying_trainer import BoastingTrainer
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import SimulatedRun, simulated_run, small_state
 from tests.unit.epochal.tools.replays.test_replay import DEPENDENCIES, LIAR, RESET, lying
 
 ALL = 10_000
+KEEPING: dict[str, object] = {"verify": {"percent": 50}, "merge__inner_state": "keep", "merge__local_steps": 3}
 
 
 async def published(run: SimulatedRun, folder: Path) -> str:
@@ -81,13 +87,13 @@ async def test_results_of_clients_that_keep_moments_unrevealed_are_refused(tmp_p
 
 
 async def test_results_whose_moments_are_kept_are_drawn_and_pass(tmp_path: Path) -> None:
-    keeping: dict[str, object] = {"verify": {"percent": 50}, "merge__inner_state": "keep", "merge__local_steps": 3}
-    async with simulated_run(small_state(8, **keeping), seed=5) as run:
+    async with simulated_run(small_state(8, **KEEPING), seed=5) as run:
         await run.play(*(ClientSpec("numpy", spool_folder=tmp_path / str(number)) for number in range(3)))
         to = await published(run, tmp_path)
     found = await replay_stored(to, ALL, DEPENDENCIES, seed=1)
     assert 0 < found.computable_count == len(found.replays) < found.kept_count
     assert {(one.excess, one.obstacle) for one in found.replays} == {(0.0, "")}
+    assert {one.state_excess for one in found.replays} == {0.0}
     ran = await run_main_in_thread("audit", "--recompute", "--retrain", "2", to, environment={})
     ran.expect(0, f"; {found.computable_count} of {found.kept_count} kept results can be computed:")
     assert "--retrain 20" in (Path(to) / "README.md").read_text(encoding="utf-8")
@@ -97,6 +103,26 @@ async def test_results_whose_moments_are_kept_are_drawn_and_pass(tmp_path: Path)
     with pytest.raises(InvalidInput, match="keeps no inner state of the rounds since the older kept checkpoint"):
         list(computable(forgotten, outcomes[-1:], "store"))
     assert list(computable(forgotten, [], "store")) == []
+
+
+async def test_member_that_lies_in_its_moments_is_found(tmp_path: Path) -> None:
+    def boasting(state: StateFile, worker: Worker) -> BoastingTrainer:
+        optimizer = state.model.LLM.optimizer
+        assert isinstance(optimizer, AdamW)
+        return BoastingTrainer(NgramModel(state.model.LLM.ngram), optimizer, True, worker)
+
+    async with simulated_run(small_state(8, **KEEPING), seed=5) as run:
+        specs = [ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec(open_trainer=boasting)]
+        await run.play(*(replace(one, spool_folder=tmp_path / str(place)) for place, one in enumerate(specs)))
+        to, liar = await published(run, tmp_path), run.clients[2].client_id
+    found = (await replay_stored(to, ALL, DEPENDENCIES, seed=1)).replays
+    assert {one.client_id for one in found if not one.passes} == {liar}
+    first = min((one for one in found if not one.passes), key=lambda one: one.step)
+    assert first.excess == 0.0, "its result is honest"
+    assert first.state_excess is not None
+    assert first.state_excess > 1.0 > first.state_tolerance == 0.30
+    ran = await run_main_in_thread("audit", "--recompute", "--retrain", str(ALL), to, environment={})
+    ran.expect(1, f"of moments {first.state_excess:.4f}, tolerance 0.3000, NOT within it")
 
 
 @pytest.mark.nightly
