@@ -5,7 +5,7 @@ import contextlib
 import json
 import secrets
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,7 @@ from epochal.state.errors import EpochalError, InvalidInput
 from epochal.state.text.amounts import counted
 from epochal.state.text.visible import visible
 from epochal.tools.published_place import is_bucket, published_files
+from epochal.trainers.architectures import NUMPY
 from epochal.view.check_report import print_checks
 
 if TYPE_CHECKING:  # with what trains, which other audits do not need
@@ -54,8 +55,11 @@ def audit(
         ),
     ] = 0,
     trainer: Annotated[
-        str, typer.Option(help="With --retrain: numpy (the embedded model), torch, or the trainer of a package.")
-    ] = "numpy",
+        str | None,
+        typer.Option(
+            help="With --retrain: numpy (the embedded model), torch, or the trainer of a package. Default: numpy."
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(metavar="LOCATION", help="With --retrain: the run's data; default: as the state file names them."),
@@ -84,12 +88,17 @@ def audit(
     """
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
+    of_retrain = {"--trainer": trainer, "--data": data, "--seed": seed, "--device and its like": computing.options()}
+    given = [name for name, value in of_retrain.items() if value is not None]
+    if given and not retrain:
+        raise InvalidInput(f"without --retrain nothing is trained: leave out {', '.join(given)}, or add --retrain N")
     drawn = secrets.randbelow(2**31) if seed is None else seed
-    dependencies = _dependencies(trainer, computing, data) if retrain else None
+    dependencies = _dependencies(trainer or NUMPY, computing, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
     _show(report, replays, drawn, as_json=as_json)
     if record or (record is None and given_token(admin_token) is not None):
-        obstacle = asyncio.run(_recorded(store, coordinator, given_token(admin_token), tls_ca, asdict(report)))
+        fields = _to_record(report, replays, drawn)
+        obstacle = asyncio.run(_recorded(store, coordinator, given_token(admin_token), tls_ca, fields))
         if obstacle and record:
             raise InvalidInput(f"--record: {obstacle}")
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
@@ -107,12 +116,24 @@ def _show(report: AuditReport, found: "StoredReplays | None", seed: int, *, as_j
         typer.echo(json.dumps(fields | again, indent=2))
         return
     print_checks(f"Audit of run {fields.pop('run_id')}", fields, report.problems, report.remarks)
-    if found is None:
-        return
+    if found is not None:
+        typer.echo(f"{_summary(found, seed)}:")
+        for replay in found.replays:
+            typer.echo(f"  {_line_of(replay)}")
+
+
+def _summary(found: "StoredReplays", seed: int) -> str:
     of_kept = f"{found.computable_count} of {counted(found.kept_count, 'kept result')} can be computed"
-    typer.echo(f"{counted(len(found.replays), 'result')} trained again, drawn with --seed {seed}; {of_kept}:")
-    for replay in found.replays:
-        typer.echo(_line_of(replay))
+    return f"{counted(len(found.replays), 'result')} trained again, drawn with --seed {seed}; {of_kept}"
+
+
+def _to_record(report: AuditReport, found: "StoredReplays | None", seed: int) -> dict[str, Any]:
+    """Return an audit's fields; results that were trained again are a remark, and those that do not pass problems."""
+    if found is not None:
+        wrong = tuple(_line_of(replay) for replay in found.replays if not replay.passes)
+        problems, remarks = (*report.problems, *wrong), (*report.remarks, _summary(found, seed))
+        report = replace(report, problems=problems, remarks=remarks)
+    return asdict(report)
 
 
 async def _audited(
@@ -124,12 +145,17 @@ async def _audited(
             folder = closing.enter_context(tempfile.TemporaryDirectory(prefix="epochal-audit-"))
             await fetch(published_files(store, is_public=True), FolderFiles(Path(folder)))
             store = folder
-        report = await audit_store(store, recompute=recompute)
         if dependencies is None:
-            return report, None
-        from epochal.tools.replays.stored_replays import replay_stored
+            return await audit_store(store, recompute=recompute), None
+        from epochal.tools.replays.stored_replays import check_stored, replay_stored
 
-        return report, await replay_stored(store, retrain, dependencies, seed)
+        await check_stored(store, dependencies)
+        report = await audit_store(store, recompute=recompute)
+        try:
+            return report, await replay_stored(store, retrain, dependencies, seed)
+        except EpochalError as error:  # which leaves the audit as it is
+            problem = f"no result was trained again: {error.message}"
+            return replace(report, problems=(*report.problems, problem)), None
 
 
 def _dependencies(trainer: str, computing: TorchChoice, data: str | None) -> "ClientDependencies":
@@ -162,7 +188,7 @@ def _dependencies(trainer: str, computing: TorchChoice, data: str | None) -> "Cl
 
 
 def _line_of(replay: "StoredReplay") -> str:
-    of = f"  step {replay.step}, client {replay.client_id}"
+    of = f"step {replay.step}, client {replay.client_id}"
     if replay.obstacle:
         return f"{of}: not computed: {visible(replay.obstacle)}"
     moments = ""

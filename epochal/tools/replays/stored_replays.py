@@ -4,8 +4,9 @@ The results are drawn afresh each time, so that nobody can know before which one
 replica on the way is recomputed from the older kept checkpoint, and compared with the digest on which the run agreed.
 """
 
+import contextlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 from epochal.coordinator.machine.replays.tolerances import distances_key, tolerance_of
@@ -73,6 +74,22 @@ class StoredReplays:
     kept_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Computable:
+    """A stored run, opened to compute results again; its kept outcomes, and the results that can be computed."""
+
+    run: Run
+    replays: Replays
+    kept: list[Outcome]
+    possible: list[tuple[int, OutcomeEntry]]
+
+
+async def check_stored(url: str, dependencies: ClientDependencies) -> None:
+    """Open what computes a stored run's results again, and close it. Raises as `replay_stored`, before it computes."""
+    async with _opened(open_store_reader(url), dependencies):
+        pass
+
+
 async def replay_stored(url: str, count: int, dependencies: ClientDependencies, seed: int) -> StoredReplays:
     """Compute `count` random results of a stored run's kept rounds again, or all if there are fewer.
 
@@ -89,6 +106,26 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
         InvalidInput, Unsupported: the run cannot be computed here, or, as its lines or missing states say, nowhere.
     """
     store = open_store_reader(url)
+    found: list[StoredReplay] = []
+    async with _opened(store, dependencies) as opened:
+        run, drawn = opened.run, _drawn(opened.possible, count, seed)
+        with long_work("computing results again", sum(map(len, drawn.values())), "results") as work:
+            async for replica, _ in replicas(run, store.blobs):
+                step = replica.step + 1
+                if step not in drawn:
+                    continue
+                if replica_digest(replica) != run.models.outcomes[step].replica_digest:
+                    raise StoreFailed(f"replica {replica.step} recomputes to another digest than was attested")
+                for entry in drawn[step]:
+                    data = await blob_of(store.blobs, Sha256(entry.result_sha256))
+                    states = await _revealed(run, store, step, entry)
+                    found.append(await _compared(run, opened.replays, entry, replica, (data, states)))
+                    work.advance()
+    return StoredReplays(tuple(found), len(opened.possible), sum(len(outcome.entries) for outcome in opened.kept))
+
+
+@contextlib.asynccontextmanager
+async def _opened(store: StoreReader, dependencies: ClientDependencies) -> AsyncIterator[_Computable]:
     async with store.place.copying():
         run = (await last_of(store)).run
         models = run.models
@@ -98,24 +135,9 @@ async def replay_stored(url: str, count: int, dependencies: ClientDependencies, 
         check_repeatable(state, models.spec)
         kept = [outcome for step, outcome in models.outcomes.items() if step > models.checkpoints[0].step]
         possible = list(computable(run, kept, store.name))
-        drawn = _drawn(possible, count, seed)
-        access = RunAccess(state, models.spec, no_ticket)
-        found: list[StoredReplay] = []
-        async with opened_replays(access, dependencies) as replays:
+        async with opened_replays(RunAccess(state, models.spec, no_ticket), dependencies) as replays:
             replays.check_data(run.data.fingerprint)
-            with long_work("computing results again", sum(map(len, drawn.values())), "results") as work:
-                async for replica, _ in replicas(run, store.blobs):
-                    step = replica.step + 1
-                    if step not in drawn:
-                        continue
-                    if replica_digest(replica) != models.outcomes[step].replica_digest:
-                        raise StoreFailed(f"replica {replica.step} recomputes to another digest than was attested")
-                    for entry in drawn[step]:
-                        data = await blob_of(store.blobs, Sha256(entry.result_sha256))
-                        states = await _revealed(run, store, step, entry)
-                        found.append(await _compared(run, replays, entry, replica, (data, states)))
-                        work.advance()
-    return StoredReplays(tuple(found), len(possible), sum(len(outcome.entries) for outcome in kept))
+            yield _Computable(run, replays, kept, possible)
 
 
 def computable(run: Run, kept: list[Outcome], name: str) -> Iterator[tuple[int, OutcomeEntry]]:

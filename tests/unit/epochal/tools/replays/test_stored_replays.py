@@ -1,6 +1,9 @@
 """Results of a stored run that anybody computes again: honest ones pass, and a liar's do not."""
 
+import contextlib
 import json
+import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +12,8 @@ import pytest
 from epochal.coordinator.machine.parts.verification import Verification
 from epochal.coordinator.proof.backup import last_of
 from epochal.coordinator.proof.publishing import Versions, publish
+from epochal.coordinator.store.files.blobs import BLOBS_FOLDER
+from epochal.coordinator.store.files.folder import DATABASE_FILE
 from epochal.coordinator.store.open import open_store_reader
 from epochal.coordinator.store.published_files import FolderFiles
 from epochal.data_providers.protocol import DataProvider, DatasetSpec
@@ -22,7 +27,7 @@ from epochal.tools.replays.stored_replays import computable, replay_stored
 from epochal.trainers.ngram.learner import NgramModel
 from tests.support.data.stored_blobs import blob_bytes
 from tests.support.drive.cli import run_main_in_thread
-from tests.support.drive.journaled_run import KeptRun, keep_in
+from tests.support.drive.journaled_run import KeptRun, compact_state, keep_in
 from tests.support.models.lying_trainer import BoastingTrainer
 from tests.support.simulate.simulated_client import ClientSpec
 from tests.support.simulate.simulated_run import SimulatedRun, simulated_run, small_state
@@ -135,6 +140,28 @@ async def test_other_data_accuse_nobody(tmp_path: Path) -> None:
         to = await published(run, tmp_path)
     with pytest.raises(InvalidInput, match="the run's have"):
         await replay_stored(to, 2, replace(DEPENDENCIES, open_provider=open_shifted), seed=1)
+
+
+async def test_run_that_cannot_be_computed_is_refused_before_its_audit(tmp_path: Path) -> None:
+    """The journal's beginning is damaged, which an audit would have found."""
+    async with simulated_run(compact_state(run__keep_journal="all", config__total_steps=8), seed=5) as run:
+        await run.play(*(ClientSpec(),) * 3)
+        to = await published(run, tmp_path)
+    with contextlib.closing(sqlite3.connect(Path(to) / DATABASE_FILE)) as database, database:
+        database.execute("UPDATE epochal_segments SET hash = x'00' WHERE number = 0")
+    (await run_main_in_thread("audit", to, environment={})).expect(1, "is damaged")
+    ran = await run_main_in_thread("audit", "--recompute", "--retrain", "2", to, environment={})
+    ran.expect(2, "whose results nobody can compute again")
+
+
+async def test_audit_is_shown_although_no_result_can_be_trained_again(tmp_path: Path) -> None:
+    async with simulated_run(small_state(8, **RESET), seed=5) as run:
+        await run.play(ClientSpec("numpy"), ClientSpec("numpy"), ClientSpec("numpy"))
+        to = await published(run, tmp_path)
+    shutil.rmtree(Path(to) / BLOBS_FOLDER)
+    ran = await run_main_in_thread("audit", "--recompute", "--retrain", "2", "--json", to, environment={})
+    ran.expect(1)
+    assert [problem for problem in json.loads(ran.out)["problems"] if "no result was trained again: " in problem]
 
 
 @pytest.mark.nightly
