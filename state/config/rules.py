@@ -7,6 +7,9 @@ from epochal.state.config.model_table import HF_ARCHITECTURES, Architecture, Dat
 from epochal.state.config.schema import tag_of
 from epochal.state.config.verify_table import agrees_with_psyches
 
+WANT_FEEDBACK = ("int2", "sparse")
+"""Codecs that leave out so much of each difference that error feedback has to add it later."""
+
 
 def _decimal(number: float) -> Fraction:
     return Fraction(str(number))  # 0.3 is three tenths, as it is written
@@ -85,7 +88,7 @@ RULES = (
     ),
     Rule(
         ("merge.error_feedback", "merge.codec"),
-        lambda feedback, codec: feedback or codec not in ("int2", "sparse"),
+        lambda feedback, codec: feedback or codec not in WANT_FEEDBACK,
         "true where merge.codec is {1}, which leaves out much of each difference",
     ),
     Rule(

@@ -23,6 +23,7 @@ from epochal.state.config.model_table import (
     Ephemeral,
     ModelSpec,
 )
+from epochal.state.config.rules import WANT_FEEDBACK
 from epochal.state.config.state_file import MAX_RUN_ID_BYTES, StateFile
 from epochal.state.config.verify_table import MAX_REPEATABLE_STEPS, dropouts
 from epochal.state.errors import Mistake, Unsupported
@@ -35,6 +36,7 @@ _PACKED = (
     "`Http` or `Server` of such files, as Finetuning packs samples"
 )
 _IMAGES = '`data_location = { Local = "folder of JSON lines" }`, or `Http` or `Server` of such files'
+_SCORES = '`by = "scores"` in `[verify]`, with which nothing is computed again, and no such line refused'
 _HF = (
     "the keys of the model's `config.json` as a table `[model.LLM.hf]`, or, where the operator makes the first "
     "checkpoint, `checkpoint = { Hub = … }`, or another place that holds one"
@@ -106,11 +108,16 @@ def _unsupported_place(name: str, location: DataLocation | None, data_type: Data
 
 
 def _unrepeatable(state: StateFile) -> Iterator[Mistake]:
-    """Yield what keeps a verifier from computing a result again that an honest client has made."""
+    """Yield what keeps a verifier from computing a result again that an honest client has made.
+
+    The first one also names the line with which none is refused.
+    """
+    found = list(unrepeatable(state, state.model.LLM.spec))
     if state.merge.local_steps > MAX_REPEATABLE_STEPS:
         line, why = f"{MAX_REPEATABLE_STEPS}, or fewer", "honest machines differ the more the longer they compute"
-        yield _where_replayed("merge.local_steps", state.merge.local_steps, line, why)
-    yield from unrepeatable(state, state.model.LLM.spec)
+        found.insert(0, _where_replayed("merge.local_steps", state.merge.local_steps, line, why))
+    for number, mistake in enumerate(found):
+        yield mistake if number else replace(mistake, allowed=f"{mistake.allowed}; or {_SCORES}")
 
 
 def unrepeatable(state: StateFile, spec: ModelSpec) -> Iterator[Mistake]:
@@ -122,7 +129,8 @@ def unrepeatable(state: StateFile, spec: ModelSpec) -> Iterator[Mistake]:
     """
     merge = state.merge
     if merge.error_feedback:
-        yield _where_replayed("merge.error_feedback", True, "false", "what earlier results left out is not public")
+        line = 'false` and `codec = "int4"' if merge.codec in WANT_FEEDBACK else "false"
+        yield _where_replayed("merge.error_feedback", True, line, "what earlier results left out is not public")
     if merge.delay:
         why = "replays begin from replicas, not from clients' own results"
         yield _where_replayed("merge.delay", merge.delay, "0", why)

@@ -211,3 +211,26 @@ def test_line_that_makes_work_repeatable_is_named_with_its_reason() -> None:
     (mistake,) = caught.value.mistakes
     assert (mistake.path, mistake.value) == ("merge.delay", "1")
     assert mistake.allowed.startswith("`delay = 0` where results are computed again: replays begin")
+
+
+@pytest.mark.parametrize("codec", ["int2", "sparse"])
+def test_codec_that_needs_error_feedback_is_named_where_work_is_repeated(codec: str) -> None:
+    """Who follows one line of advice is not led back by another."""
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state_file(verify={}, merge__codec=codec, merge__error_feedback=True), "state.toml")
+    (mistake,) = caught.value.mistakes
+    assert mistake.allowed.startswith('`error_feedback = false` and `codec = "int4"` where results are computed again')
+    ensure_supported(state_file(verify={}, merge__codec="int4", merge__error_feedback=False), "state.toml")
+
+
+def test_scores_are_named_once_and_allow_every_line_that_replays_refuse() -> None:
+    lines = {"merge__local_steps": 101, "merge__error_feedback": True, "merge__codec": "int2", "merge__delay": 1}
+    with pytest.raises(Unsupported) as caught:
+        ensure_supported(state_file(verify={}, **lines), "state.toml")
+    assert [mistake.path for mistake in caught.value.mistakes] == [
+        "merge.local_steps",
+        "merge.error_feedback",
+        "merge.delay",
+    ]
+    assert str(caught.value).count('`by = "scores"`') == 1
+    ensure_supported(state_file(verify={"by": "scores"}, **lines), "state.toml")
