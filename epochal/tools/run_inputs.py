@@ -47,12 +47,14 @@ class NamedFiles:
 
     Attributes:
         problems: why a start would fail, or the run's model could not be trained.
+        own: the same of the state file's own lines, which the model's library finds.
         notes: what is suspicious, and what was not opened.
         facts: what a person who starts the run should know.
         fingerprint: of the data; None if they were not opened.
     """
 
     problems: list[str] = field(default_factory=list)
+    own: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     facts: list[str] = field(default_factory=list)
     fingerprint: str | None = None
@@ -82,9 +84,11 @@ async def open_what_state_names(state: StateFile, source: str, *, with_network: 
         if not llm.is_made_from_seed:
             spec = await _open_checkpoint(state, f"{source}: model.LLM.checkpoint", found, with_network=with_network)
     if spec is not None and llm.is_made_from_seed:
-        with found.collecting(source):
+        lines = NamedFiles()
+        with lines.collecting(source):
             check_config(state, spec)
-    if spec is not None and not found.problems:
+        found.own += lines.problems
+    if spec is not None and not found.problems and not found.own:
         await asyncio.to_thread(_look_at_size, state, spec, source, found)
     async with contextlib.aclosing(WorkerThread("epochal-check")) as worker:
         needs = None

@@ -59,9 +59,10 @@ def check(
         typer.echo(fact)
     for note in checked.notes:
         typer.echo(f"note: {note}", err=True)
-    if checked.problems:
-        hints = [f"({HINT})"] if len(checked.problems) > count else []
-        typer.echo("\n".join([*checked.problems, *hints, "see: epochal explain invalid-config"]), err=True)
+    if checked.problems or checked.own:
+        of_files = checked.problems[count:]
+        lines = [*checked.problems[:count], *checked.own, *of_files, *([f"({HINT})"] if of_files else [])]
+        typer.echo("\n".join([*lines, "see: epochal explain invalid-config"]), err=True)
         raise typer.Exit(2)
     typer.echo(f"{state_path} is valid" + (f", and {data_config} fits it" if data_config else ""))
 
@@ -71,6 +72,7 @@ class _Checked:
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.own: list[str] = []
         self.notes: list[str] = []
         self.facts: list[str] = []
         self._state: tuple[StateFile, Path] | None = None
@@ -146,5 +148,6 @@ class _Checked:
     def _take(self, found: "NamedFiles") -> None:
         self._fingerprint = found.fingerprint or self._fingerprint
         self.problems += found.problems
+        self.own += found.own
         self.notes += found.notes
         self.facts += found.facts

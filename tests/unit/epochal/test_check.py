@@ -347,6 +347,7 @@ def test_check_refuses_dropout_that_a_config_has_by_default(tmp_path: Path) -> N
     )
     ran.expect(2, written.format("0.2"), *(line.format("0.1") for line in defaults))
     assert [ran.err.count(f"hf.{name} is") for name in ("summary_first_dropout", *NO_DROPOUT)] == [0, 1, 1, 1]
+    assert "--no-files" not in ran.err, "no file is at fault"
     checked(tmp_path, state_text(**REPLAYED, model__LLM__hf=GPT2 | NO_DROPOUT)).expect(0, "is valid")
     scored = REPLAYED | {"verify": {"by": "scores"}}
     checked(tmp_path, state_text(**scored, model__LLM__hf=GPT2)).expect(0, "is valid")
