@@ -12,6 +12,9 @@ from epochal.state.messages.signed_documents import check_signature
 from epochal.state.wire import client_id_of
 from epochal.state.wire_document import WireDocument
 
+MAX_ISSUED_S = 253402300799.0
+"""The last second of the year 9999, the last one that a calendar here has."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReceiptRequest(WireDocument):
@@ -51,7 +54,7 @@ class Receipt(WireDocument):
     coordinator_key: HexKey
     public_key: HexKey
     client_id: HexId
-    issued_s: float
+    issued_s: Annotated[float, Field(ge=0, le=MAX_ISSUED_S)]
     step: Count
     outcome_chain: HexSha256
     compacted_segments: Count

@@ -1,6 +1,7 @@
 """`epochal receipt get` and `check`: what a key has contributed to a run, signed by its coordinator."""
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +21,7 @@ from epochal.state.text.visible import visible
 from epochal.state.wire import canonical_json, parse_document
 
 MAX_RECEIPT_BYTES = 65_536
+KEY = re.compile(r"[0-9a-f]{64}")
 
 
 def get(
@@ -58,6 +60,7 @@ def check(
     as_json: JsonOption = False,
 ) -> None:
     """Check a receipt, without the coordinator (exit code 1 if it is not what it says)."""
+    known = None if coordinator_key is None else _parsed_key(coordinator_key)
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_RECEIPT_BYTES)
@@ -65,7 +68,7 @@ def check(
         raise InvalidInput(f"{file} cannot be read: {error.strerror}") from error
     try:
         found = parse_document(Receipt, data)
-        check_receipt(found, coordinator_key)
+        check_receipt(found, known)
     except InvalidDocument as error:
         typer.echo(f"{file}: {visible(error.message)}", err=True)
         raise typer.Exit(1) from error
@@ -75,9 +78,17 @@ def check(
     _show(found)
     typer.echo(
         "signed by the coordinator with the key that you named"
-        if coordinator_key is not None
+        if known is not None
         else "whole, and signed by the key in it: compare that with the run's (--coordinator-key)"
     )
+
+
+def _parsed_key(text: str) -> str:
+    """Return a public key as documents have it. Raise `InvalidInput` if it is none."""
+    key = text.strip().lower()
+    if not KEY.fullmatch(key):
+        raise InvalidInput(f"--coordinator-key {text!r} is no public key; allowed: 64 hex digits")
+    return key
 
 
 async def _got(url: str, key: ClientKey, verify: bool | str) -> Receipt:
