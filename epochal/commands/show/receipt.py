@@ -57,6 +57,15 @@ def check(
             "receipt is whole.",
         ),
     ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run",
+            metavar="FOLDER",
+            help="A run directory, or a published run's folder: also check that its outcomes up to the receipt's step "
+            "are those of which the receipt holds the chain.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a receipt, without the coordinator (exit code 1 if it is not what it says)."""
@@ -69,6 +78,10 @@ def check(
     try:
         found = parse_document(Receipt, data)
         check_receipt(found, known)
+        if run is not None:
+            from epochal.coordinator.proof.receipt_history import check_history
+
+            asyncio.run(check_history(run, found))
     except InvalidDocument as error:
         typer.echo(f"{file}: {visible(error.message)}", err=True)
         raise typer.Exit(1) from error
@@ -81,6 +94,8 @@ def check(
         if known is not None
         else "whole, and signed by the key in it: compare that with the run's (--coordinator-key)"
     )
+    if run is not None:
+        typer.echo(f"of the run in {run}, which had this chain and this key as of that step")
 
 
 def _parsed_key(text: str) -> str:
