@@ -216,14 +216,14 @@ def test_ceiling_bounds_the_fastest() -> None:
     assert shares_of(roster_of(*clients, total=100, ceiling=PARTS // 10)) == [10] * 10
 
 
-def test_newcomers_get_half_of_an_equal_part_beside_clients_that_are_equally_fast() -> None:
+def test_newcomers_get_half_of_an_equal_part() -> None:
     clients = [sharing(0, last=40), sharing(1, last=40), newcomer(2), newcomer(3)]
     assert shares_of(roster_of(*clients, total=80)) == [30, 30, 10, 10]
     assert [entry.proven for entry in roster_of(*clients, total=80).clients] == [True, True, False, False]
 
 
 @pytest.mark.parametrize(("slow_us", "part"), [(1000, 10), (1250, 8), (1900, 5), (10**6, 5)])
-def test_newcomers_get_less_where_the_slowest_would_need_longer_but_a_quarter(slow_us: int, part: int) -> None:
+def test_newcomers_get_less_where_the_slowest_would_need_longer(slow_us: int, part: int) -> None:
     clients = [*(sharing(number, last=40) for number in range(3)), sharing(3, batch_us=slow_us, last=40)]
     assert shares_of(roster_of(*clients, newcomer(4), total=100))[-1] == part
 
@@ -233,7 +233,7 @@ def test_one_slow_client_of_many_makes_no_newcomers_part_smaller() -> None:
     assert shares_of(roster_of(*clients, newcomer(21), total=440))[-1] == 10
 
 
-def test_newcomers_get_a_quarter_of_an_equal_part_where_nobodys_speed_is_known() -> None:
+def test_newcomers_get_a_quarter_where_no_speed_is_known() -> None:
     clients = [sharing(number)._replace(speed=Speed()) for number in range(2)]
     assert shares_of(roster_of(*clients, newcomer(2), total=60))[-1] == 5
 
