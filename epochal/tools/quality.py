@@ -119,22 +119,42 @@ def measured_codecs() -> list[str]:
     return list(dict.fromkeys(row.merge.codec for row in MEASURED if row.choice == "codec"))
 
 
-def best_of_codec(codec: str, local_steps: int, *, is_repeatable: bool = False) -> Measured | None:
+def best_of_codec(
+    codec: str, local_steps: int, *, is_repeatable: bool = False, is_delayed: bool = False
+) -> Measured | None:
     """Return the settings with which a codec lost least, in rounds that are nearest to so many local steps.
 
     Args:
         codec: its name.
         local_steps: of a round.
         is_repeatable: whether verifiers compute results again, which error feedback makes impossible.
+        is_delayed: whether the run's outer step is that of a delay, so that there are no settings with another one.
     """
     rows = [row for row in MEASURED if row.choice == "codec" and row.merge.codec == codec]
     rows = [row for row in rows if not (is_repeatable and row.merge.error_feedback)]
-    return min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+    best = min(rows, key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+    return None if is_delayed and best is not None and best.merge != _with_usual_step(best.merge) else best
 
 
 def best_of_delay(local_steps: int, optimizer: OptimizerName = "AdamW") -> Measured | None:
     """Return the settings with which training ahead lost least, in rounds that are nearest to so many local steps."""
     return min(_delays(optimizer), key=lambda row: (_apart(row, local_steps), row.ratio), default=None)
+
+
+def costly_delay(state: StateFile) -> str | None:
+    """Return the warning that a run trains ahead with another outer step than the one measured for it; None if not."""
+    for step in (0, *(change.at_step for change in state.changes)):
+        then = state.at(step)
+        merge, optimizer = then.merge, optimizer_of(then)
+        best = best_of_delay(merge.local_steps, optimizer) if merge.delay else None
+        if best is not None and _of_delay(merge) != _of_delay(best.merge):
+            price, least = shown_loss(_delay_loss(merge, optimizer)), best.merge
+            return (
+                f"merge.delay is 1 with outer_lr = {merge.outer_lr:g} and outer_momentum = {merge.outer_momentum:g}: "
+                f"{price}; write `outer_lr = {least.outer_lr:g}` and `outer_momentum = {least.outer_momentum:g}`, with "
+                f"which a small model lost least: {shown_loss(best.ratio)}"
+            )
+    return None
 
 
 def codec_choices(rows: Sequence[Measured] = MEASURED) -> dict[str, Measured]:
@@ -222,7 +242,7 @@ def loss_beside_one_machine(merge: MergeConfig, optimizer: OptimizerName = "Adam
     """Return the loss as a multiple of that of one machine with AdamW and the same tokens; None if it is not known.
 
     An update whose encoding was not measured counts as an exact one, as `source` says. A codec and an update cost with
-    Muon what they cost with AdamW, and so does a delay that was not measured with Muon.
+    Muon what they cost with AdamW, and so does a delay whose outer step was not measured with Muon.
     """
     steps = loss_of_local_steps(merge.local_steps, optimizer)
     update = merge.update if _update_loss(merge) is None else "exact"
@@ -297,20 +317,27 @@ def _of_delay(merge: MergeConfig) -> tuple[Any, ...]:
     return tuple(getattr(merge, name) for name in OF_DELAY) if merge.delay else ()
 
 
+def _with_usual_step(merge: MergeConfig) -> MergeConfig:
+    """Return a table without delay and with the usual outer step."""
+    default = MergeConfig()
+    return merge.model_copy(update={name: getattr(default, name) for name in OF_DELAY})
+
+
 def _without_delay(merge: MergeConfig) -> MergeConfig:
     """Return the table beside which that of a run with delay was measured: its outer step is part of that choice."""
-    default = MergeConfig()
-    return merge.model_copy(update={name: getattr(default, name) for name in OF_DELAY}) if merge.delay else merge
+    return _with_usual_step(merge) if merge.delay else merge
 
 
-def _delays(optimizer: OptimizerName) -> list[Measured]:
-    """Return the rows of training ahead with an optimizer, or with any if there are none of it."""
-    rows = [row for row in MEASURED if row.choice == "delay"]
+def _delays(optimizer: OptimizerName, merge: MergeConfig | None = None) -> list[Measured]:
+    """Return the rows of training ahead, with a table's outer step or any: of an optimizer, else of all of them."""
+    rows = [
+        row for row in MEASURED if row.choice == "delay" and (not merge or _of_delay(row.merge) == _of_delay(merge))
+    ]
     return [row for row in rows if row.optimizer == optimizer] or rows
 
 
 def _delay_loss(merge: MergeConfig, optimizer: OptimizerName) -> float | None:
     if not merge.delay:
         return 1.0
-    rows = [row for row in _delays(optimizer) if _of_delay(row.merge) == _of_delay(merge)]
+    rows = _delays(optimizer, merge)
     return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else None

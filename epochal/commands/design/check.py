@@ -54,6 +54,7 @@ def check(
         checked.open_files(network)
     checked.note_unpinned_data()
     checked.note_hard_replays()
+    checked.note_costly_delay()
     checked.note_tight_timers()
     for fact in checked.facts:
         typer.echo(fact)
@@ -130,6 +131,13 @@ class _Checked:
         if self._state is not None:
             state, path = self._state
             self.notes += [f"{path}: {warning}" for warning in (early_drops(state), long_rounds(state)) if warning]
+
+    def note_costly_delay(self) -> None:
+        """Note that training ahead loses more than it has to."""
+        from epochal.tools.quality import costly_delay
+
+        if self._state is not None and (warning := costly_delay(self._state[0])) is not None:
+            self.notes.append(f"{self._state[1]}: {warning}")
 
     def note_tight_timers(self) -> None:
         """Note which timers cannot hold with modest lines. A model that is not known here is reported elsewhere."""

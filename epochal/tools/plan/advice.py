@@ -64,7 +64,7 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
     before = found if found.played_count == found.client_count <= few.most_played else plan_run(planned, groups, few)
     suggestions = []
     for text, changed, how in _changes(state, few, found):
-        if not is_accepted(changed):
+        if (changed, how) == (state, few) or not is_accepted(changed):
             continue
         after = plan_run(changed.model_copy(update={"changes": ()}), groups, how)
         faster = after.tokens_per_s / before.tokens_per_s if before.tokens_per_s else float("inf")
@@ -79,16 +79,17 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
 
 
 def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
+    merge, is_delayed = state.merge, bool(state.merge.delay)
     for codec in measured_codecs():
-        best = best_of_codec(codec, state.merge.local_steps, is_repeatable=state.is_replayed)
-        if best is not None and rated_bytes(best.merge) < rated_bytes(state.merge):
-            yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_CODEC})
-    for update in LESS_UPDATES[state.merge.update]:
+        best = best_of_codec(codec, merge.local_steps, is_repeatable=state.is_replayed, is_delayed=is_delayed)
+        if best is not None and rated_bytes(best.merge) < rated_bytes(merge):
+            names = (name for name in OF_CODEC if not (is_delayed and name in OF_DELAY))
+            yield _of_merge(state, options, {name: getattr(best.merge, name) for name in names})
+    for update in LESS_UPDATES[merge.update]:
         yield _of_merge(state, options, {"update": update})
-    if not state.merge.delay and found.training_part < ENOUGH_TRAINING:
-        best = best_of_delay(state.merge.local_steps, optimizer_of(state))
-        fields = {} if best is None else {name: getattr(best.merge, name) for name in OF_DELAY}
-        yield _of_merge(state, options, {"delay": 1, **fields})
+    best = best_of_delay(merge.local_steps, optimizer_of(state))
+    if best is not None and (is_delayed or found.training_part < ENOUGH_TRAINING):
+        yield _of_merge(state, options, {name: getattr(best.merge, name) for name in OF_DELAY})
     if found.kind != "nothing" and not state.changes:  # whose steps would no longer be at their place
         yield from _of_rounds(state, options, found)
     yield from _links(state, options, found)
@@ -153,9 +154,8 @@ def _links(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Chan
     name, what = ("store", "the object store") if state.blobs.store is not None else ("coordinator", "the coordinator")
     before = getattr(options.links, name)
     link = Link(before.down_bytes_per_s * LINK_FACTOR, before.up_bytes_per_s * LINK_FACTOR)
-    rate = f"{link.up_bytes_per_s * 8 / 1e6:g} Mbit/s"
     faster = replace(options, links=replace(options.links, **{name: link}))
-    yield f"a link of {what} {LINK_FACTOR} times as fast ({rate})", state, faster
+    yield f"a link of {what} {LINK_FACTOR} times as fast ({link.up_bytes_per_s * 8 / 1e6:g} Mbit/s)", state, faster
     if state.blobs.store is None:
         stored = _with(state, "blobs", store=GcsBlobs(bucket_name="any"))  # whichever: nothing is opened
         yield "results in an object store ([blobs] store), whose link is not the limit", stored, options

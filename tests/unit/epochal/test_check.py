@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tomli_w
 
+from epochal.state.config.state_file import MergeConfig
+from epochal.tools.quality import OF_DELAY, best_of_delay
 from epochal.tools.state_files import MAX_CONFIG_BYTES
 from epochal.trainers.first_parameters import make_first_model
 from tests.support.data.states import state_file, state_text
@@ -331,6 +333,18 @@ def test_check_warns_of_rounds_too_long_for_bf16(
     said = f"merge.local_steps is {steps}: honest results of members in bf16 may lie 0.1 and more from their replays"
     assert (said in ran.err) is is_long
     assert ("write `local_steps = 30`, or fewer, or let members use --precision float32" in ran.err) is is_long
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_check_notes_a_delay_without_the_outer_step_measured_for_it(tmp_path: Path, is_later: bool) -> None:
+    best = best_of_delay(MergeConfig().local_steps)
+    assert best is not None
+    told = f"write `outer_lr = {best.merge.outer_lr:g}` and `outer_momentum = {best.merge.outer_momentum:g}`"
+    later = {"changes": [{"at_step": 3, "values": {"merge.delay": 1}}]}
+    ran = checked(tmp_path, state_text(**(later if is_later else {"merge__delay": 1})))
+    ran.expect(0, "state.toml: merge.delay is 1 with outer_lr = ", told)
+    wanted = {f"merge__{name}": getattr(best.merge, name) for name in OF_DELAY}
+    assert "merge.delay is" not in checked(tmp_path, state_text(**wanted)).err
 
 
 def test_check_notes_no_bf16_where_members_have_none(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 import tomli_w
 
-from epochal.state.config.state_file import StateFile, parse_state
+from epochal.state.config.state_file import MergeConfig, StateFile, parse_state
 from epochal.tools.init.proposal import proposed
 from epochal.tools.plan.advice import advised
 from epochal.tools.plan.planner import FEW_ROUNDS, plan_run
 from epochal.tools.plan.plans import PlanOptions, Suggestion
 from epochal.tools.plan.scenario import parse_clients
+from epochal.tools.quality import OF_DELAY, OptimizerName, best_of_codec, best_of_delay
 from tests.support.data.states import state_file, state_tables
 from tests.support.drive.cli import run_main
 
@@ -79,6 +80,37 @@ def test_batch_up_to_the_critical_one_ends_the_learning_rate_earlier_too() -> No
 def test_smaller_codec_of_a_replayed_run_is_one_without_error_feedback() -> None:
     found = [one.change for one in advice(state_file(**(ROOMY | REPLAYED | {"merge__codec": "float32"})))]
     assert '[merge] codec = "int4"' in found
+
+
+def of_delay(optimizer: OptimizerName) -> dict[str, Any]:
+    best = best_of_delay(30, optimizer)
+    assert best is not None
+    return {f"merge__{name}": getattr(best.merge, name) for name in OF_DELAY}
+
+
+def test_smaller_codec_of_a_run_with_delay_keeps_its_outer_step() -> None:
+    found = advice(state_file(**(ROOMY | {"merge__local_steps": 30} | of_delay("AdamW"))))
+    (codec,) = (one for one in found if "codec" in one.change)
+    assert codec.change == '[merge] codec = "int2", error_feedback = true'
+    best, usual = best_of_codec("int2", 30), best_of_codec("int4", 30)
+    assert best is not None
+    assert usual is not None
+    assert codec.loss == pytest.approx(best.ratio / usual.ratio)
+    assert not [one.change for one in found if "outer_" in one.change]
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "Muon"])
+def test_delay_with_the_usual_outer_step_is_advised_the_measured_one(optimizer: OptimizerName) -> None:
+    muon = {"model__LLM__optimizer": {"Muon": {"momentum": 0.95, "weight_decay": 0.1}}}
+    delayed = {"merge__local_steps": 30, "merge__delay": 1} | (muon if optimizer == "Muon" else {})
+    found = advice(state_file(**(ROOMY | delayed)))
+    (step,) = (one for one in found if "outer_" in one.change)
+    written = with_lines(state_tables(**(ROOMY | delayed)), step.change)["merge"]
+    assert {f"merge__{name}": written.get(name, getattr(MergeConfig(), name)) for name in OF_DELAY} == of_delay(
+        optimizer
+    )
+    assert step.loss is not None
+    assert step.loss < 1
 
 
 @pytest.mark.parametrize(("train_s", "epoch_s", "cold_steps"), [(16, 20, 0), (16, 400, 20)])
