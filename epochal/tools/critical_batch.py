@@ -10,10 +10,15 @@ sizes it is an extrapolation.
 
 import math
 
+from epochal.state.config.state_file import StateFile
+from epochal.state.round_model import RunSizes
+
 TOKENS_A_PARAMETER = 20
 """Hoffmann and others, *Training Compute-Optimal Large Language Models* (2022)."""
 MORE_STEPS = 0.2
 """Part of the steps by which the same loss takes more of them at the critical batch size."""
+NEAR = 0.8
+"""Part of the critical batch size from which it is told what that costs."""
 SAMPLES, SAMPLE_TOKENS, POWER = 93.20, 512, 0.47
 
 
@@ -26,3 +31,14 @@ def critical_batch_tokens(parameter_count: int, total_tokens: int | None = None)
     """
     tokens = total_tokens or TOKENS_A_PARAMETER * parameter_count
     return max(1, round(SAMPLE_TOKENS * SAMPLES * math.pow(tokens / TOKENS_A_PARAMETER / 1e6, POWER)))
+
+
+def price_of_batch(state: StateFile, sizes: RunSizes) -> str:
+    """Return what a run's local steps of many tokens cost, as a sentence's end; "" below about the critical batch."""
+    tokens = state.config.global_batch_size_end * sizes.tokens_per_batch
+    critical = critical_batch_tokens(sizes.parameter_count, state.config.total_steps * tokens)
+    part, percent = tokens / state.merge.local_steps / critical, f"{100 * MORE_STEPS:.0f} %"
+    text = (
+        f"a local step of all clients is {part:.2g} x the critical batch, at which a loss takes {percent} more tokens"
+    )
+    return f"; {text}" if part >= NEAR else ""

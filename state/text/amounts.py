@@ -23,3 +23,8 @@ def shown_bytes(size_bytes: float) -> str:
         if size_bytes >= factor:
             return f"{size_bytes / factor:,.{3 if size_bytes < 1000 * factor else 6}g} {unit}"
     return f"{size_bytes:,.0f} byte{'' if round(size_bytes) == 1 else 's'}"
+
+
+def shown_s(seconds: float) -> str:
+    """Return a time in words."""
+    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"

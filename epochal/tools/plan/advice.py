@@ -72,7 +72,8 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
         is_better = loss is not None and loss <= BETTER and faster >= AS_FAST
         if after.tokens_per_s and (faster >= WORTH_TELLING or is_better):
             later = sum(one.days for one in found.later)
-            days = later + (found.days - later) / faster if isfinite(found.days) else after.days
+            then, now = (one.config.total_steps * one.config.global_batch_size_end for one in (changed, state))
+            days = later + then / now * (found.days - later) / faster if isfinite(found.days) else after.days
             suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster, loss))
     suggestions.sort(key=lambda suggestion: -suggestion.faster)
     return replace(found, suggestions=tuple(suggestions[:MAX_SUGGESTIONS]))
@@ -123,16 +124,17 @@ def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
     most = critical_batch_tokens(found.sizes.parameter_count, config.total_steps * round_tokens)
     factor = most * steps / round_tokens
     if factor >= LEAST_BATCH_FACTOR:
-        text, changed = _resized(state, factor, found)
-        why = f"local steps of {most:,} tokens, the critical batch size (up to {MORE_STEPS:.0%} more for the same loss)"
-        schedule = "" if isinstance(state.model.LLM.lr_schedule, Constant) else f"; lr_schedule's steps ÷ {factor:.2g}"
-        yield f"{why.replace('%', ' %')}: {text}{schedule}", changed, options
+        text, changed = _resized(state, factor, found, 1 + MORE_STEPS)
+        less = f"; lr_schedule's steps ÷ {factor / (1 + MORE_STEPS):.2g}"
+        schedule = "" if isinstance(llm.lr_schedule, Constant) else less
+        yield f"local steps of {most:,} tokens, the critical batch size: {text}{schedule}", changed, options
 
 
-def _resized(state: StateFile, factor: float, found: Plan) -> tuple[str, StateFile]:
-    """Return rounds of a multiple of their batches, in words too; with as much time as they take at most.
+def _resized(state: StateFile, factor: float, found: Plan, tokens: float = 1.0) -> tuple[str, StateFile]:
+    """Return rounds of `factor` times as many batches and `tokens` times as many tokens in all, and that in words.
 
-    What is not training takes no longer. Epochs last as many of these times as before, and at least `FEW_ROUNDS`.
+    They have time for that: what is not training takes no longer. Epochs last for as many rounds as before, and at
+    least `FEW_ROUNDS`.
     """
     config, names = state.config, ("global_batch_size_start", "global_batch_size_end")
     sizes = {name: max(1, round(factor * getattr(config, name))) for name in names}
@@ -143,8 +145,9 @@ def _resized(state: StateFile, factor: float, found: Plan) -> tuple[str, StateFi
         epoch_s = max(epoch_s, config.epoch_time * most_s / config.max_round_train_time)
     if epoch_s > config.epoch_time:
         sizes["epoch_time"] = ceil(epoch_s)
-    total = max(1, round(config.total_steps / factor))
-    text = f"[config] {', '.join(map(_line, sizes.items()))}, and total_steps = {total} for as many tokens"
+    total = max(1, round(tokens * config.total_steps / factor))
+    why = "as many tokens" if tokens == 1 else f"up to {100 * tokens - 100:.0f} % more tokens"
+    text = f"[config] {', '.join(map(_line, sizes.items()))}, and total_steps = {total} for {why}"
     return text, _with(state, "config", **sizes, total_steps=total)
 
 

@@ -1,8 +1,8 @@
 """The bottleneck of a round, and its cause, as sentences."""
 
+from epochal.state.text.amounts import shown_s
 from epochal.tools.plan.figures import last_delivered
 from epochal.tools.plan.played_run import PlayedRound, PlayedRun, Stages
-from epochal.tools.plan.timers import shown_s
 
 SHARED = 1.3
 """Multiple of the time that a transfer would take over the client's link alone, from which another link is to blame."""

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pydantic_core import to_json
 
 from epochal.state.round_model import PARTS
-from epochal.state.text.amounts import counted, shown_bytes
+from epochal.state.text.amounts import counted, shown_bytes, shown_s
 from epochal.tools.plan.plans import GroupPlan, Plan
-from epochal.tools.plan.timers import shown_s
 from epochal.tools.quality import shown_loss
 
 LEFT = 22

@@ -14,6 +14,7 @@ from epochal.state.config.model_table import DataType
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import PARTS, ClientGroup, RoundModel
+from epochal.tools.critical_batch import price_of_batch
 from epochal.tools.plan.bottleneck import bottleneck
 from epochal.tools.plan.figures import applied_batches, group_plan, machines_of, path_of
 from epochal.tools.plan.plans import DAY_S, GroupPlan, Plan, PlanOptions
@@ -150,7 +151,7 @@ def _figures(
         limit=limit,
         warnings=(),
         loss=loss_beside_one_machine(state.merge, optimizer_of(state)),
-        loss_source=source(state.merge, optimizer_of(state)),
+        loss_source=source(state.merge, optimizer_of(state)) + price_of_batch(state, model.sizes),
     )
 
 

@@ -11,7 +11,7 @@ from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.state.config.state_file import RunConfig, StateFile
 from epochal.state.round_model import ClientGroup, Link, RoundModel, UpdateReader, Workers
-from epochal.state.text.amounts import shown_bytes
+from epochal.state.text.amounts import shown_bytes, shown_s
 
 SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")
 """Timers that a state file must have below `config.epoch_time`."""
@@ -107,8 +107,3 @@ def _note(config: RunConfig, name: str, needed_s: float, why: str) -> TimerNote:
     if name in SHORTER_THAN_EPOCHS and proposed >= config.epoch_time:
         text += f" and an epoch_time above it, which is {config.epoch_time:g}"
     return TimerNote(name, proposed, text)
-
-
-def shown_s(seconds: float) -> str:
-    """Return a time in words."""
-    return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"

@@ -73,8 +73,22 @@ def test_check_takes_each_advice_written_into_the_file(
 def test_batch_up_to_the_critical_one_ends_the_learning_rate_earlier_too() -> None:
     cosine = {"base_lr": 0.01, "warmup_init_lr": 0.0, "warmup_steps": 10, "total_steps": 8000, "final_lr": 0.001}
     found = advice(state_file(**(ROOMY | {"model__LLM__lr_schedule": {"Cosine": cosine}})))
-    (told,) = (one.change for one in found if "critical batch size" in one.change)
-    assert told.endswith("; lr_schedule's steps ÷ 10")
+    (told,) = (one for one in found if "critical batch size" in one.change)
+    assert told.change.endswith("; lr_schedule's steps ÷ 8.5")
+
+
+def test_batch_up_to_the_critical_one_trains_the_tokens_that_the_same_loss_takes() -> None:
+    state = state_file(**ROOMY)
+    groups = [parse_clients(CLIENTS)]
+    before = plan_run(state, groups, OPTIONS)
+    (told,) = (one for one in advised(state, groups, OPTIONS, before).suggestions if "critical" in one.change)
+    then = parse_state(tomli_w.dumps(with_lines(state_tables(**ROOMY), told.change)), "state.toml")
+    rounds = then.config.total_steps * then.config.global_batch_size_end
+    assert rounds / (state.config.total_steps * state.config.global_batch_size_end) == pytest.approx(1.2, rel=0.01)
+    assert told.days == pytest.approx(1.2 * before.days / told.faster, rel=0.01)
+    planned = plan_run(then, groups, OPTIONS).loss_source
+    assert "a local step of all clients is 0.92 x the critical batch, at which a loss takes 20 % more" in planned
+    assert "critical" not in before.loss_source
 
 
 def test_smaller_codec_of_a_replayed_run_is_one_without_error_feedback() -> None:
