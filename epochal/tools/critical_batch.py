@@ -36,9 +36,9 @@ def critical_batch_tokens(parameter_count: int, total_tokens: int | None = None)
 def price_of_batch(state: StateFile, sizes: RunSizes) -> str:
     """Return what a run's local steps of many tokens cost, as a sentence's end; "" below about the critical batch."""
     tokens = state.config.global_batch_size_end * sizes.tokens_per_batch
-    critical = critical_batch_tokens(sizes.parameter_count, state.config.total_steps * tokens)
-    part, percent = tokens / state.merge.local_steps / critical, f"{100 * MORE_STEPS:.0f} %"
+    total = state.config.total_steps * tokens
+    part = tokens / state.merge.local_steps / critical_batch_tokens(sizes.parameter_count, total)
     text = (
-        f"a local step of all clients is {part:.2g} x the critical batch, at which a loss takes {percent} more tokens"
+        f"a local step of all clients is {part:.2g} x the critical batch of a run of {total:,} tokens, at which a loss"
     )
-    return f"; {text}" if part >= NEAR else ""
+    return f"; {text} takes {100 * MORE_STEPS:.0f} % more of them" if part >= NEAR else ""

@@ -148,10 +148,14 @@ def chosen_codec(name: str, rows: Sequence[Measured] = MEASURED) -> dict[str, An
     choices = codec_choices(rows)
     if name in choices:
         return settings_of(choices[name].merge)
+    tables = [row.merge for row in MEASURED if row.choice == "codec" and row.merge.codec == name]
     price = min((row.ratio for row in rows if row.choice == "codec" and row.merge.codec == name), default=None)
+    why, hint = shown_loss(price), "; state.toml may have any (docs/benchmarks-codecs.md)"
+    if price is None and tables and all(merge.error_feedback for merge in tables):
+        why, hint = "which needs error feedback: such results cannot be computed again, as with --verify", ""
     raise InvalidInput(
-        f"--codec {name[:32]!a}, {shown_loss(price)}; allowed: {', '.join(choices)}, which lose at most "
-        f"{100 * MOST_OF_CODEC - 100:.0f} % with a small model; state.toml may have any (docs/benchmarks-codecs.md)"
+        f"--codec {name[:32]!a}, {why}; allowed: {', '.join(choices)}, which lose at most "
+        f"{100 * MOST_OF_CODEC - 100:.0f} % with a small model{hint}"
     )
 
 

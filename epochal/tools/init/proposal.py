@@ -65,7 +65,8 @@ class Proposal:
         blobs: fields of `[blobs]`.
         state: the state file with them.
         plan: how the run will go with them.
-        notice: what to know before it is taken, and what would change that; "" where clients train most of the time.
+        notice: what to know before it is taken, and what would change that; "" where clients train most of the time,
+            and the run loses little.
     """
 
     config: dict[str, int]
@@ -147,12 +148,20 @@ def chosen_local_steps(draft: StateFile) -> int:
 
 
 def _notice(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, plan: Plan) -> str:
+    most, told = f"{100 * MOST_LOSS - 100:.0f} %", list[str]()
+    if plan.loss is not None and plan.loss > MOST_LOSS:
+        told.append(f"this run loses more than {most}: {shown_loss(plan.loss)} beside one machine with AdamW")
+    return "\n".join([*told, *_waits(state, groups, options, plan)])
+
+
+def _waits(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, plan: Plan) -> list[str]:
+    """Return lines about a run that trains a small part of the time; none for others."""
     if plan.training_part >= HALF:
-        return ""
+        return []
     changes = advised(state, groups, options, plan).suggestions[:TOLD_CHANGES]
     told = [f"  - {one.change}: {one.faster:.2g} x the tokens/s, {shown_loss(one.loss)}" for one in changes]
     lines = [f"clients of this run train {plan.training_part:.0%} of the time".replace("%", " %"), plan.bottleneck]
-    return "\n".join([": ".join(lines), *(["what would change it:", *told] if told else [])])
+    return [": ".join(lines), *(["what would change it:", *told] if told else [])]
 
 
 def _long_enough(

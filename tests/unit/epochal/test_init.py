@@ -255,13 +255,18 @@ def test_run_that_verifies_is_one_that_check_takes_without_notes(tmp_path: Path,
     assert "note:" not in checked.err
 
 
+def test_run_that_verifies_is_refused_codecs_that_cannot_be_repeated(tmp_path: Path) -> None:
+    refused = run_main("init", str(tmp_path / "run"), "--verify", "5", "--codec", "int2")
+    refused.expect(2, "--codec 'int2', which needs error feedback: such", "allowed: float32, int8, int4")
+    assert "not measured" not in refused.err
+
+
 @pytest.mark.nightly
 def test_run_that_verifies_is_refused_what_cannot_be_repeated(tmp_path: Path) -> None:
     verified = ("init", str(tmp_path / "run"), "--verify", "5")
     run_main(*verified, "--local-steps", "101").expect(
         2, "`local_steps = 100, or fewer` where results are computed again"
     )
-    run_main(*verified, "--codec", "int2").expect(2, "--codec 'int2'", "allowed: float32, int8, int4")
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 256, "attn_pdrop": 0.1}))
     need_module("transformers")

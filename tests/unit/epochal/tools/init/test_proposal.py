@@ -5,10 +5,10 @@ import pytest
 from epochal.state.errors import InvalidInput
 from epochal.state.round_model import Links
 from epochal.tools.critical_batch import critical_batch_tokens
-from epochal.tools.init.proposal import Proposal, proposed
+from epochal.tools.init.proposal import MOST_LOSS, Proposal, proposed
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
-from epochal.tools.quality import loss_beside_one_machine
+from epochal.tools.quality import loss_beside_one_machine, shown_loss
 from tests.support.data.states import state_file
 from tests.support.thinned import thinned
 
@@ -78,6 +78,17 @@ def test_reference_runs_lose_little_and_have_at_most_the_critical_batch(name: st
     assert tokens <= steps * critical_batch_tokens(parameters) < 1.1 * tokens or found.plan.parts["training"] > 0.8
     assert found.plan.training_part > 0.4
     assert (found.notice == "") == (found.plan.training_part >= 0.5)
+
+
+@pytest.mark.parametrize(("merge", "is_told"), [({}, False), ({"merge__inner_state": "reset"}, True)])
+def test_run_that_loses_more_than_little_says_so(merge: dict[str, str], is_told: bool) -> None:
+    draft = state_file(model__LLM__max_seq_len=512, config__data_indices_per_batch=4, **merge)
+    options = PlanOptions(parameter_count=1000, most_played=16)
+    found = proposed(draft, [parse_clients("2 x 1gbit 1ms 1M tokens/s")], options)
+    assert found.plan.loss is not None
+    assert (found.plan.loss > MOST_LOSS) == is_told
+    told = f"this run loses more than 2 %: {shown_loss(found.plan.loss)} beside one machine with AdamW"
+    assert found.notice == (told if is_told else "")
 
 
 def test_local_steps_that_are_asked_for_are_taken() -> None:

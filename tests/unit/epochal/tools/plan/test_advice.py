@@ -87,7 +87,8 @@ def test_batch_up_to_the_critical_one_trains_the_tokens_that_the_same_loss_takes
     assert rounds / (state.config.total_steps * state.config.global_batch_size_end) == pytest.approx(1.2, rel=0.01)
     assert told.days == pytest.approx(1.2 * before.days / told.faster, rel=0.01)
     planned = plan_run(then, groups, OPTIONS).loss_source
-    assert "a local step of all clients is 0.92 x the critical batch, at which a loss takes 20 % more" in planned
+    assert "a local step of all clients is 0.92 x the critical batch of a run of " in planned
+    assert planned.endswith(" tokens, at which a loss takes 20 % more of them")
     assert "critical" not in before.loss_source
 
 
