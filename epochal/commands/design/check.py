@@ -1,6 +1,7 @@
 """`epochal check`: find every mistake in the files, and in what they name, before anything starts."""
 
 import contextlib
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,9 @@ from epochal.trainers.architectures import ARCHITECTURES
 if TYPE_CHECKING:
     from epochal.tools.run_inputs import NamedFiles
 
+MODEST_LINE = (12_500_000, 12_500_000)
+"""Bytes a second to and from the clients for which a file is checked."""
+MODEST_ROUND_TRIP_S = 0.04
 HINT = "--no-files leaves out the data, checkpoint and task encoder that the files name"
 
 
@@ -140,16 +144,20 @@ class _Checked:
             self.notes.append(f"{self._state[1]}: {warning}")
 
     def note_tight_timers(self) -> None:
-        """Note which timers cannot hold with modest lines. A model that is not known here is reported elsewhere."""
+        """Note which timers cannot hold with modest lines, and training that takes no time.
+
+        A model that is not known here is reported elsewhere.
+        """
         if self._state is None or self._state[0].model.LLM.spec.dummy:
             return
+        from epochal.state.round_model import ClientGroup, Link
         from epochal.tools.plan.plans import PlanOptions
         from epochal.tools.plan.sizes import round_model
-        from epochal.tools.plan.timers import modest_clients, timer_notes
+        from epochal.tools.plan.timers import timer_notes
 
         state, path = self._state
         with contextlib.suppress(InvalidInput, Unsupported):
-            clients = modest_clients(state)
+            clients = [ClientGroup(state.config.init_min_clients, Link(*MODEST_LINE), MODEST_ROUND_TRIP_S, math.inf)]
             notes = timer_notes(state, round_model(state, clients, PlanOptions()), clients)
             self.notes += [f"{path}: {note.text}" for note in notes]
 

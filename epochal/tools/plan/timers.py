@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from epochal.coordinator.machine.checkpoints import TURN_PARTS_OF_ANNOUNCED
 from epochal.coordinator.machine.transitions import FAIR_WARMUP_PART
 from epochal.state.config.state_file import RunConfig, StateFile
-from epochal.state.round_model import ClientGroup, Link, RoundModel, UpdateReader, Workers
+from epochal.state.round_model import ClientGroup, RoundModel, UpdateReader, Workers
 from epochal.state.text.amounts import shown_bytes, shown_s
 
 SHORTER_THAN_EPOCHS = ("warmup_time", "max_round_train_time")
@@ -27,7 +27,7 @@ class TimerNote:
     """A timer that is too tight.
 
     Attributes:
-        name: of the field in `[config]`.
+        name: of the field in `[config]`, or `update_wait_s`, in `[merge]`.
         proposed: what to write instead.
         text: what it lacks, in a sentence that ends with that.
     """
@@ -35,11 +35,6 @@ class TimerNote:
     name: str
     proposed: int
     text: str
-
-
-def modest_clients(state: StateFile) -> list[ClientGroup]:
-    """Return the clients with modest lines for which a file is checked without a description; they train in no time."""
-    return [ClientGroup(state.config.init_min_clients, Link(12_500_000, 12_500_000), 0.04, math.inf)]
 
 
 def timer_notes(state: StateFile, model: RoundModel, groups: Sequence[ClientGroup]) -> tuple[TimerNote, ...]:
@@ -50,7 +45,7 @@ def timer_notes(state: StateFile, model: RoundModel, groups: Sequence[ClientGrou
         model: of the run's rounds.
         groups: its clients.
     """
-    config, sizes = state.config, model.sizes
+    config, sizes, wait_s = state.config, model.sizes, model.published_s(0.0, 0.0)
     checkpoint = f"a checkpoint of {shown_bytes(sizes.checkpoint_bytes)}"
     loaded_s, loads = _last(groups, model.warm_up_s(groups))
     batches = math.ceil(config.global_batch_size_end / model.client_count)  # an equal part, as in the first round
@@ -85,8 +80,14 @@ def timer_notes(state: StateFile, model: RoundModel, groups: Sequence[ClientGrou
             f"a pause of a busy machine, or a few lost packets at {far.round_trip_s * 1000:.0f} ms, take as long, and "
             "a client that is silent for longer has left",
         ),
+        "update_wait_s": (
+            wait_s,
+            f"the coordinator needs {shown_s(wait_s)} to make an update, and a client that waits for less fetches all "
+            "results of the round instead",
+        ),
     }
-    return tuple(_note(config, name, *need) for name, need in needs.items() if need[0] > getattr(config, name))
+    limits = {name: getattr(state.merge if name == "update_wait_s" else config, name) for name in needs}
+    return tuple(_note(config, name, limits[name], *need) for name, need in needs.items() if need[0] > limits[name])
 
 
 def _last(groups: Iterable[ClientGroup], times_s: Iterable[float]) -> tuple[float, ClientGroup]:
@@ -99,11 +100,12 @@ def _line(group: ClientGroup) -> str:
     return f"a client of {group.name!r}" if group.name else f"a client with a line of {rates[0]:g}/{rates[1]:g} Mbit/s"
 
 
-def _note(config: RunConfig, name: str, needed_s: float, why: str) -> TimerNote:
+def _note(config: RunConfig, name: str, limit_s: float, needed_s: float, why: str) -> TimerNote:
     seconds = max(1, math.ceil(needed_s * SPARE))
     digit = 10 ** max(0, len(str(seconds)) - 2)  # rounded up to two digits
     proposed = -(-seconds // digit) * digit
-    text = f"config.{name} is {getattr(config, name):g} s: {why}; write `{name} = {proposed}`"
+    table = "config" if hasattr(config, name) else "merge"
+    text = f"{table}.{name} is {limit_s:g} s: {why}; write `{name} = {proposed}`"
     if name in SHORTER_THAN_EPOCHS and proposed >= config.epoch_time:
         text += f" and an epoch_time above it, which is {config.epoch_time:g}"
     return TimerNote(name, proposed, text)

@@ -1,5 +1,6 @@
 """Timers that cannot hold, each with what to write; what is proposed holds."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ from epochal.state.round_model import Links
 from epochal.tools.plan.plans import PlanOptions
 from epochal.tools.plan.scenario import parse_clients, parse_link
 from epochal.tools.plan.sizes import round_model
-from epochal.tools.plan.timers import TimerNote, modest_clients, timer_notes
+from epochal.tools.plan.timers import TimerNote, timer_notes
 from tests.support.data.states import state_file
 
 ROOMY = {
@@ -54,6 +55,14 @@ def test_timer_that_is_too_short_is_named_and_the_proposed_one_holds(name: str, 
     assert notes(**{f"config__{name}": found.proposed}) == ()
 
 
+def test_wait_for_an_update_that_takes_longer_is_named_and_the_proposed_one_holds() -> None:
+    (found,) = notes(merge__update_wait_s=1)
+    assert found.name == "update_wait_s"
+    assert found.text.startswith("merge.update_wait_s is 1 s: the coordinator needs 1.")
+    assert found.text.endswith(f"write `update_wait_s = {found.proposed}`")
+    assert notes(merge__update_wait_s=found.proposed) == ()
+
+
 def test_timer_that_would_be_longer_than_an_epoch_says_so() -> None:
     (found,) = notes(config__warmup_time=50, config__max_round_train_time=99, config__epoch_time=100)
     assert found.text.endswith(f"write `warmup_time = {found.proposed}` and an epoch_time above it, which is 100")
@@ -71,10 +80,9 @@ def test_round_is_as_long_as_its_tokens_take() -> None:
     assert "train 32 tokens, and upload a result" in found.text
 
 
-def test_modest_clients_train_in_no_time() -> None:
-    state = state_file(**(ROOMY | {"config__init_min_clients": 5}))
-    (group,) = modest_clients(state)
-    assert group.count == 5
+def test_clients_that_train_in_no_time_need_none_for_it() -> None:
+    group = replace(parse_clients(CLIENTS), tokens_per_s=math.inf)
+    state = state_file(**ROOMY)
     model = round_model(state, [group], PlanOptions(parameter_count=PARAMETERS))
     sizes = replace(model.sizes, tokens_per_batch=10**12)
     assert timer_notes(state, replace(model, sizes=sizes), [group]) == ()
