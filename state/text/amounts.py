@@ -1,5 +1,7 @@
 """Numbers with their nouns and units, as people read them: one function each."""
 
+import math
+
 
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: "1 batch", "2,000 batches".
@@ -28,3 +30,14 @@ def shown_bytes(size_bytes: float) -> str:
 def shown_s(seconds: float) -> str:
     """Return a time in words."""
     return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.2g} s" if seconds >= 0.0005 else "0 s"
+
+
+def shown_days(days: float) -> str:
+    """Return a number of days in words, in a unit that is not too large; "never" for an infinite one."""
+    if not math.isfinite(days):
+        return "never"
+    if days >= 2:
+        return f"{days:,.3g} days"
+    if days * 24 >= 1:
+        return f"{days * 24:.3g} hours"
+    return f"{days * 1440:.2g} minutes" if days * 1440 >= 1 else shown_s(days * 86_400)

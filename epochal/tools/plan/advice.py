@@ -75,8 +75,7 @@ def advised(state: StateFile, groups: Sequence[ClientGroup], options: PlanOption
             then, now = (one.config.total_steps * one.config.global_batch_size_end for one in (changed, state))
             days = later + then / now * (found.days - later) / faster if isfinite(found.days) else after.days
             suggestions.append(Suggestion(text, after.round_s, after.tokens_per_s, days, faster, loss))
-    suggestions.sort(key=lambda suggestion: -suggestion.faster)
-    return replace(found, suggestions=tuple(suggestions[:MAX_SUGGESTIONS]))
+    return replace(found, suggestions=tuple(sorted(suggestions, key=lambda one: -one.faster)[:MAX_SUGGESTIONS]))
 
 
 def _changes(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[Change]:
@@ -125,9 +124,10 @@ def _of_rounds(state: StateFile, options: PlanOptions, found: Plan) -> Iterator[
     factor = most * steps / round_tokens
     if factor >= LEAST_BATCH_FACTOR:
         text, changed = _resized(state, factor, found, 1 + MORE_STEPS)
-        less = f"; lr_schedule's steps ÷ {factor / (1 + MORE_STEPS):.2g}"
-        schedule = "" if isinstance(llm.lr_schedule, Constant) else less
-        yield f"local steps of {most:,} tokens, the critical batch size: {text}{schedule}", changed, options
+        less = (
+            "" if isinstance(llm.lr_schedule, Constant) else f"; lr_schedule's steps ÷ {factor / (1 + MORE_STEPS):.2g}"
+        )
+        yield f"local steps of {most:,} tokens, the critical batch size: {text}{less}", changed, options
 
 
 def _resized(state: StateFile, factor: float, found: Plan, tokens: float = 1.0) -> tuple[str, StateFile]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic_core import to_json
 
 from epochal.state.round_model import PARTS
-from epochal.state.text.amounts import counted, shown_bytes, shown_s
+from epochal.state.text.amounts import counted, shown_bytes, shown_days, shown_s
 from epochal.tools.plan.plans import GroupPlan, Plan
 from epochal.tools.quality import shown_loss
 
@@ -54,7 +54,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     for number, warning in enumerate(warnings):
         yield _row("" if number else "warnings", f"- {warning}")
     for number, found in enumerate(plan.suggestions):
-        effect = f"{shown_loss(found.loss)}, {_days(found.days)}, rounds of {shown_s(found.round_s)}"
+        effect = f"{shown_loss(found.loss)}, {shown_days(found.days)}, rounds of {shown_s(found.round_s)}"
         if math.isfinite(found.faster):
             effect = f"{found.faster:.2g} x the tokens/s, {effect}"
         yield _row("" if number else "what to change", f"- {found.change}: {effect}")
@@ -110,7 +110,9 @@ def _end(plan: Plan) -> Iterator[str]:
     for rounds in plan.later:
         text = f"rounds of {shown_s(rounds.round_s)}: {_rates(rounds)}; {shown_loss(rounds.loss)}"
         yield _row(f"from step {rounds.step}", text)
-    yield _row("to the end", f"{_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round")
+    yield _row(
+        "to the end", f"{shown_days(plan.days)}: {epochs}{between}; {shown_s(plan.warm_up_s)} until the first round"
+    )
 
 
 def _row(name: str, text: str) -> str:
@@ -122,13 +124,3 @@ def _row(name: str, text: str) -> str:
 
 def _percent(part: float) -> str:
     return f"{100 * part:,.0f} %" if part >= 0.1 else f"{100 * part:.2g} %"
-
-
-def _days(days: float) -> str:
-    if not math.isfinite(days):
-        return "never"
-    if days >= 2:
-        return f"{days:,.3g} days"
-    if days * 24 >= 1:
-        return f"{days * 24:.3g} hours"
-    return f"{days * 1440:.2g} minutes" if days * 1440 >= 1 else shown_s(days * 86_400)

@@ -324,6 +324,14 @@ def test_batch_below_the_critical_one_is_advised_up_to_it() -> None:
     assert told.faster > 2
 
 
+@pytest.mark.parametrize(("claim", "is_exceeded"), [(2, True), (4, False)])
+def test_share_that_a_round_exceeds_is_named(claim: int, is_exceeded: bool) -> None:
+    groups = [parse_clients(f"4 x {LIKE} {claim} batches")]
+    found = plan_run(run_of(4, 4), groups, PlanOptions(parameter_count=100_000))
+    told = f"each of '4 x {LIKE} {claim} batches' gets 4 batches, more than {claim} (--share)"
+    assert any(text.startswith(told) for text in found.warnings) == is_exceeded
+
+
 @pytest.mark.nightly
 def test_change_that_hardly_helps_is_not_told() -> None:
     state, groups = run_of(4, merge__codec="float32"), [parse_clients(f"4 x {LIKE}")]
