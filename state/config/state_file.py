@@ -34,6 +34,8 @@ MAX_FETCH_ATTEMPTS = 100
 MAX_PREFETCH_REQUESTS = 64
 MAX_POOL_SIZE = 65_536
 MAX_SPARSE_KEEP = 4096
+ROUNDED_TO_0, ROUNDED_TO_1 = 2.0**-150, 1 - 2.0**-25
+"""The largest number that is 0 as float32, and the least that is 1."""
 MAX_NORM_LIMIT = 1000.0
 MAX_UPDATE_WAIT_S = 86_400.0
 DEFAULT_BLOBS_BYTES = 4 * 1024**3
@@ -165,8 +167,12 @@ class MergeConfig(Section):
     """
 
     local_steps: Annotated[int, Field(ge=1, le=MAX_LOCAL_STEPS)] = 8
-    outer_lr: Annotated[float, Field(gt=0, le=1000, description="a number above 0, at most 1000")] = 0.7
-    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.8
+    outer_lr: Annotated[
+        float, Field(gt=ROUNDED_TO_0, le=1000, description="a number above 0, also as float32, at most 1000")
+    ] = 0.7
+    outer_momentum: Annotated[
+        float, Field(ge=0, lt=ROUNDED_TO_1, description="a number from 0 to below 1, also as float32")
+    ] = 0.8
     inner_state: Literal["keep", "reset"] = "keep"
     max_abs: Annotated[float, Field(gt=0, le=1e30, description="a number above 0, at most 1e30")] = 1e4
     codec: Literal["float32", "int8", "int4", "int2", "sparse"] = "int4"

@@ -4,6 +4,7 @@ import math
 from datetime import date
 from typing import Any
 
+import numpy as np
 import pytest
 import tomli_w
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from epochal.state.config.data_file import parse_data_config
 from epochal.state.config.model_table import MAX_CUSTOM_BYTES, MAX_HF_CONFIG_BYTES
-from epochal.state.config.state_file import parse_state
+from epochal.state.config.state_file import ROUNDED_TO_0, ROUNDED_TO_1, parse_state
 from epochal.state.errors import InvalidConfig, Mistake
 from tests.support.data.states import state_file, state_tables
 
@@ -107,7 +108,9 @@ def test_duration_not_above_zero_or_no_number_is_a_mistake(name: str, value: Any
         ("packing__task_encoder", "my encoder"),
         ("packing__task_encoder", "my.module:Encoder"),
         ("merge__outer_lr", 0),
+        ("merge__outer_lr", ROUNDED_TO_0),
         ("merge__outer_momentum", 1),
+        ("merge__outer_momentum", ROUNDED_TO_1),
         ("merge__inner_state", "drop"),
         ("merge__max_abs", 1e31),
         ("merge__codec", "int16"),
@@ -130,6 +133,14 @@ def test_value_outside_its_rule_is_a_mistake_at_its_path(path: str, value: Any) 
     else:
         expected = path.replace("__", ".") + (".0" if path == "access__keys" else "")
     assert expected in mistakes_of(**{path: value})
+
+
+def test_outer_step_is_within_its_bounds_as_float32() -> None:
+    least, most = math.nextafter(ROUNDED_TO_0, 1), math.nextafter(ROUNDED_TO_1, 0)
+    merge = state_file(merge__outer_lr=least, merge__outer_momentum=most).merge
+    assert (merge.outer_lr, merge.outer_momentum) == (least, most)
+    rounded = [float(np.float32(value)) for value in (ROUNDED_TO_0, least, most, ROUNDED_TO_1)]
+    assert rounded[0] == 0 < rounded[1] < rounded[2] < 1 == rounded[3]
 
 
 @pytest.mark.parametrize(
