@@ -210,6 +210,8 @@ def loss_factor(
 ) -> float | None:
     """Return the loss with one table as a multiple of that with another; None if a difference was not measured.
 
+    Rounds before that are longer than measured ones count as the longest of these, which lose less.
+
     Args:
         before, after: the tables.
         optimizer: with the first.
@@ -218,8 +220,9 @@ def loss_factor(
     pairs: list[tuple[float | None, float | None]] = []
     then = then or optimizer
     if (after.local_steps, then) != (before.local_steps, optimizer):
-        steps = loss_of_local_steps(before.local_steps, optimizer), loss_of_local_steps(after.local_steps, then)
-        pairs.append(steps)
+        longest = measured_rounds(optimizer)[-1].merge.local_steps
+        lost = loss_of_local_steps(min(before.local_steps, longest), optimizer)
+        pairs.append((lost, loss_of_local_steps(after.local_steps, then)))
     codecs = _without_delay(before), _without_delay(after)
     if _of_codec(codecs[0]) != _of_codec(codecs[1]):
         pairs.append((_codec_loss(codecs[0]), _codec_loss(codecs[1])))
@@ -241,13 +244,11 @@ def loss_factor(
 def loss_beside_one_machine(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> float | None:
     """Return the loss as a multiple of that of one machine with AdamW and the same tokens; None if it is not known.
 
-    An update whose encoding was not measured counts as an exact one, as `source` says. A codec and an update cost with
-    Muon what they cost with AdamW, and so does a delay whose outer step was not measured with Muon.
+    A codec and an update cost with Muon what they cost with AdamW, and so does a delay with an outer step that was not
+    measured with Muon.
     """
     steps = loss_of_local_steps(merge.local_steps, optimizer)
-    update = merge.update if _update_loss(merge) is None else "exact"
-    standard = MergeConfig(local_steps=merge.local_steps, update=update)
-    factor = loss_factor(standard, merge, optimizer)
+    factor = loss_factor(MergeConfig(local_steps=merge.local_steps, update="exact"), merge, optimizer)
     return None if steps is None or factor is None else steps * factor
 
 
@@ -263,15 +264,18 @@ def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
     """Return how the loss of a table was measured, as a sentence's end: with what, and what of it was not."""
     millions = " and ".join(f"{count / 1e6:.2g} M" for count in sorted({row.parameters for row in MEASURED}))
     clients = " or ".join(str(count) for count in sorted({row.clients for row in MEASURED}))
-    parts = [f"measured with a small model ({millions} parameters, {clients} clients: {PAGE})"]
+    how = "nearest:" if loss_beside_one_machine(merge, optimizer) is None else "measured with"
+    parts = [f"{how} a small model ({millions} parameters, {clients} clients: {PAGE})"]
     parts.append("yours may lose less or more")
     nearest = min(measured_rounds(optimizer), key=lambda row: _apart(row, merge.local_steps))
     parts.append(f"rounds of {nearest.merge.local_steps}: {_shown_seeds(nearest)}")
+    if merge.local_steps > measured_rounds(optimizer)[-1].merge.local_steps:
+        parts.append("longer ones count as these in what to change")
     of_codec = _without_delay(merge)
     rounds = sorted(row.merge.local_steps for row in _codec_rows(of_codec))
     if _of_codec(of_codec) != _of_codec(MergeConfig()) and rounds and merge.local_steps not in rounds:
         parts.append(f"{merge.codec} only in rounds of {' or '.join(map(str, rounds))}")
-    if _update_loss(merge) is None:
+    if merge.update != "exact" and not _update_rows(merge):
         parts.append(f"an update as {merge.update} is not measured, and counts as exact")
     return "; ".join(parts)
 
@@ -299,10 +303,14 @@ def _codec_rows(merge: MergeConfig) -> list[Measured]:
     return [row for row in MEASURED if row.choice == "codec" and _of_codec(row.merge) == _of_codec(merge)]
 
 
-def _update_loss(merge: MergeConfig) -> float | None:
-    rows = [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
-    exact = 1.0 if merge.update == "exact" else None
-    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else exact
+def _update_loss(merge: MergeConfig) -> float:
+    """Return what an update's encoding costs; one that was not measured counts as exact, as `source` says."""
+    rows = _update_rows(merge)
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else 1.0
+
+
+def _update_rows(merge: MergeConfig) -> list[Measured]:
+    return [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
 
 
 def _reset_loss(merge: MergeConfig, optimizer: OptimizerName) -> float | None:

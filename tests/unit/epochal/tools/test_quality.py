@@ -63,9 +63,27 @@ def test_rounds_shorter_or_longer_than_measured_have_no_price() -> None:
     rows = measured_rounds()
     least, most = rows[0].merge.local_steps, rows[-1].merge.local_steps
     assert (loss_of_local_steps(least - 1), loss_of_local_steps(most + 1)) == (None, None)
-    assert shown_loss(loss_factor(MergeConfig(local_steps=most + 1), MergeConfig(local_steps=most))) == (
-        "its loss is not measured"
-    )
+    for steps in (least - 1, most + 1):
+        outside = MergeConfig(local_steps=steps)
+        assert shown_loss(loss_factor(MergeConfig(local_steps=most), outside)) == "its loss is not measured"
+        assert source(outside).startswith("nearest: a small model (")
+    assert source(MergeConfig(local_steps=most)).startswith("measured with a small model (")
+    assert source(MergeConfig(outer_lr=5.0)).startswith("nearest: a small model (")
+
+
+def test_rounds_longer_than_measured_lose_at_least_as_much_as_the_longest() -> None:
+    first, *_, last = measured_rounds()
+    longer, shorter = MergeConfig(local_steps=2 * last.merge.local_steps), MergeConfig(local_steps=30)
+    assert loss_factor(longer, shorter) == loss_factor(last.merge.model_copy(update={"update": "int4"}), shorter)
+    assert loss_factor(MergeConfig(local_steps=first.merge.local_steps - 1), shorter) is None
+    assert "; longer ones count as these in what to change" in source(longer)
+    assert "longer ones" not in source(last.merge)
+
+
+def test_update_that_was_not_measured_counts_as_exact_in_a_change_of_it_too() -> None:
+    exact, rough, usual = (MergeConfig(local_steps=30, update=update) for update in ("exact", "int8", "int4"))
+    assert loss_factor(exact, rough) == 1.0
+    assert loss_factor(rough, usual) == loss_factor(exact, usual) != 1.0
 
 
 def test_settings_of_a_codec_are_priced_beside_those_of_the_run() -> None:
