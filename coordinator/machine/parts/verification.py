@@ -148,9 +148,13 @@ class OpenReplay:
         return f"its result of step {self.step} claims {self.tokens:,} tokens; replays counted {shown}"
 
     @property
-    def is_accused_alone(self) -> bool:
-        """Whether one verifier alone has found it false, as often as convicts."""
-        return len(self.reports) >= REPORTS_TO_CONVICT and len({one.verifier for one in self.reports}) == 1
+    def accusers(self) -> frozenset[str]:
+        """The verifiers that find it false, by as many reports as convict; none if one alone is contradicted."""
+        if len(self.reports) < REPORTS_TO_CONVICT or self.answer_ratio <= 1:
+            return frozenset()
+        found = frozenset(one.verifier for one in self.reports if one.ratio > 1)
+        is_contradicted = len(found) == 1 and any(one.verifier not in found for one in self.reports)
+        return frozenset() if is_contradicted else found
 
     def is_new_to(self, verifier: str) -> bool:
         """Return whether this verifier has not reported it, and may yet."""
@@ -158,8 +162,9 @@ class OpenReplay:
 
     def wants(self, verifier: str) -> bool:
         """Return whether a report of this verifier is of use; if there are others, theirs is of more."""
-        may_repeat = self.is_disputed and not self.is_accused_alone
-        return self._may(verifier) and (may_repeat or self.is_new_to(verifier))
+        accusers = self.accusers
+        may_repeat = self.is_disputed and not accusers
+        return self._may(verifier) and (may_repeat or (len(accusers) < 2 and self.is_new_to(verifier)))
 
     def _may(self, verifier: str) -> bool:
         return self.failures.count(verifier) < MAX_FAILURES
@@ -196,8 +201,8 @@ class KnownVerifier:
         doubt: whether it found more ("above") or less ("below") than another one, and has yet to do a task of which
             the answer is known; "" if it did not.
         failed_tests: the run's steps in which it could not compute that task; it is given it once in a step.
-        accused: number of members with results that had passed, or of the run's first ones, which were convicted on its
-            word alone.
+        accused: number of members with results that had passed, or of the run's first ones, of whose convictions it was
+            an accuser.
         is_refused: whether it failed at such a task, so that its reports are refused.
     """
 
@@ -317,7 +322,7 @@ class Verification(WireDocument):
     Attributes:
         open: results that are to be computed again, the oldest first.
         known: results of which several replays agreed, by which verifiers are tested.
-        control: the last result that a verifier alone has passed, by which that one is tested before it alone convicts.
+        control: the last result that a verifier alone has passed, by which an accuser is tested before it convicts.
         verifiers: by name.
         distances: by result's class, replay's class and local steps, as `distances_key` joins them.
         convicted: what each convicted client was found by, in words.
@@ -358,24 +363,24 @@ class Verification(WireDocument):
         return self if is_same else replace(self, known=known, control=control)
 
     def accused_by(self, verifier: str, step: int, within: int) -> list[OpenReplay]:
-        """Return the open replays that this verifier alone has found false, and no other is there to compute.
+        """Return the open replays of which this verifier is an accuser; those of it alone if no other is there.
 
         Args:
             verifier: its name.
             step: of the run.
             within: `verify.within`.
         """
-        found = (one for one in self.open.values() if one.is_accused_alone and one.reports[0].verifier == verifier)
-        return [one for one in found if not self.is_for_others(one, verifier, step, within)]
+        found = (one for one in self.open.values() if verifier in one.accusers)
+        return [one for one in found if len(one.accusers) > 1 or not self.is_for_others(one, verifier, step, within)]
 
     def control_of(self, verifier: str, step: int, within: int) -> OpenReplay | None:
-        """Return the result, passed by this verifier, that it is to compute again before it alone convicts.
+        """Return the result that passed, which this verifier is to compute again before its accusations convict.
 
-        None if it convicts nobody, or has passed nothing. The arguments are those of `accused_by`.
+        None if it accuses nobody, or nothing has passed. The arguments are those of `accused_by`.
         """
         control = self.control
-        is_own = control is not None and control.reports[0].verifier == verifier
-        return control if is_own and self.accused_by(verifier, step, within) else None
+        is_there = control is not None and control.reports[0].verifier in {verifier, *self.verifiers}
+        return control if is_there and self.accused_by(verifier, step, within) else None
 
     def is_for_others(self, replay: OpenReplay, verifier: str, step: int, within: int) -> bool:
         """Return whether a verifier that was heard in the last rounds, another one, has not reported on a replay yet.
@@ -407,7 +412,7 @@ class Verification(WireDocument):
 
         Where it is doubted, what tests it and nothing else; else disputed results, then others, the oldest first. A
         disputed one that it has reported itself is for others, where one was heard in the last rounds that has not.
-        Before it alone convicts, it is to show by one that it has passed that it computes as before.
+        Before its accusations convict, an accuser is to show by a result that passed that it computes as before.
 
         Args:
             verifier: its name.

@@ -6,9 +6,10 @@ its class and it was farther off than what is calibrated allows.
 The rules kept here: nobody is convicted by fewer than three replays, the median of which is above its tolerance, nor,
 where verifiers contradict each other, by one verifier alone. Two verifiers that differ by more than a tolerance are
 doubted: each gets a result of which the answer is known from several replays, and loses its role if its answer is
-another, or if it has none in several rounds. Where there is one verifier alone, it convicts only after it has computed
-a result again that it had passed, and found the same, and never more proven members than remain whose results have
-passed: one of another version, or with other data, ejects nobody or few. Nothing waits for any of this.
+another, or if it has none in several rounds. A proven member, or one of the run's first, is convicted only after one of
+its accusers has computed the last result again that passed, and found the same; so is a new key, by one verifier alone.
+And no verifier is an accuser of more proven members than remain whose results have passed: those of another version, or
+with other data, eject nobody or few, also where all are alike. Nothing waits for any of this.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -239,7 +240,7 @@ def _take_report(run: Run, event: ReplayReported) -> Handled:
     members = heard(run.members, run, name)
     task = replace(task, reports=(*task.reports, found))
     members = members.verified_as(_doubting(_with_open(members.verification, task), task.reports))
-    verdict = _verdict(task, has_others=has_others)
+    verdict = _verdict(task, has_others=has_others, is_new=_is_new(run, task))
     told: tuple[Instruction, ...] = (ReplayJudged(name, report, found.tolerance, verdict or "passed"),)
     run = run.with_parts(members)
     match verdict:
@@ -266,7 +267,15 @@ def _reported(verification: Verification, name: str, report: ReplayReport, local
     return Reported(name, report, tolerance, tolerance_of(verification.distances.get(state_pair)))
 
 
-def _verdict(task: OpenReplay, *, has_others: bool) -> Literal["passed", "disputed", "unclear", "convicted"] | None:
+def _is_new(run: Run, task: OpenReplay) -> bool:
+    """Return whether a result's client is a new key: none of those of the run's beginning, and nothing has passed."""
+    trust = run.members.trust_of(task.client_id)
+    return trust.examined and not trust.passed
+
+
+def _verdict(
+    task: OpenReplay, *, has_others: bool, is_new: bool
+) -> Literal["passed", "disputed", "unclear", "convicted"] | None:
     """Return what the reports on a result give: "disputed" or None while others are due.
 
     One that has passed waits for another verifier if it is to be compared and there is one.
@@ -278,10 +287,9 @@ def _verdict(task: OpenReplay, *, has_others: bool) -> Literal["passed", "disput
         return "disputed"
     if task.answer_ratio <= 1:
         return "passed"
-    if task.is_accused_alone:
-        return "disputed"  # until the verifier has done its control
-    is_contradicted = len({one.verifier for one in task.reports}) > 1
-    return "unclear" if is_contradicted and len({one.verifier for one in above}) == 1 else "convicted"
+    if not task.accusers:
+        return "unclear"
+    return "convicted" if is_new and len(task.accusers) > 1 else "disputed"  # until an accuser has done its control
 
 
 def _doubting(verification: Verification, reports: Sequence[Reported]) -> Verification:
@@ -319,42 +327,57 @@ def _control_of(run: Run, name: str) -> OpenReplay | None:
 
 
 def _controlled(run: Run, event: ReplayReported, control: OpenReplay) -> Handled:
-    """Return the run after a verifier without others computed a result again that it had passed.
+    """Return the run after an accuser computed a result again that it, or another verifier, had passed.
 
-    What it alone has found false convicts now; if the result is another this time, it loses its role.
+    What it and others have found false convicts now. If the result is another this time, it loses its role if it had
+    passed it itself; else both are doubted.
     """
     verify, name = run.state_file.verify, event.verifier
     assert verify is not None
     accused = run.members.verification.accused_by(name, run.progress.step, verify.within)
-    run, told = _tested(run, event, control)
-    if run.members.verification.verifiers[name].is_refused:
+    run, told = (_tested if name == control.reports[0].verifier else _compared)(run, event, control)
+    if run.members.verification.control is not control:
         return run, told
     proven = {client_id for client_id, one in run.members.by_id.items() if one.trust.passed > 0}
     for task in accused:
         if task.key in run.members.verification.open:  # else another of its client's results has convicted it
             proven.discard(task.client_id)
-            run, convicted = _accused(run, task, name, len(proven))
+            run, convicted = _accused(run, task, len(proven))
             told = (*told, *convicted)
     return run, told
 
 
-def _accused(run: Run, task: OpenReplay, name: str, remain: int) -> Handled:
-    """Return the run with a member convicted on the word of one verifier, or that word dropped.
+def _compared(run: Run, event: ReplayReported, control: OpenReplay) -> Handled:
+    """Return the run after a verifier computed a result again that another one had passed: without it if they differ"""
+    members, report = heard(run.members, run, event.verifier), event.report
+    verification = members.verification
+    local_steps = run.identity.state_file.at(report.step).merge.local_steps
+    found, (before,) = _reported(verification, event.verifier, report, local_steps), control.reports
+    if abs(found.excess - before.excess) > max(found.limit, before.limit):
+        verification = replace(_doubting(verification, (before, found)), control=None)
+    return run.with_parts(members.verified_as(verification)), ()
+
+
+def _accused(run: Run, task: OpenReplay, remain: int) -> Handled:
+    """Return the run with a member convicted by its accusers, or their word dropped.
 
     Args:
         run: of the result.
         task: the result.
-        name: the verifier's.
-        remain: number of other members with results that have passed, below which it may convict such members.
+        remain: number of other members with results that have passed, below which they may convict such members.
     """
-    trust, verification = run.members.trust_of(task.client_id), run.members.verification
-    if not trust.passed and trust.examined:  # a new key
+    if _is_new(run, task):
         return _convicted(run, task)
-    by = verification.verifiers[name]
-    if by.accused >= remain:
-        reason = f"verifier {name} alone found it false, as those of {by.accused} other members; {remain} remain"
+    verification, names = run.members.verification, sorted(task.accusers)
+    by = {name: verification.verifiers[name] for name in names if name in verification.verifiers}
+    most = max(one.accused for one in by.values())
+    if most >= remain:
+        reason = (
+            f"{' and '.join(names)} found it false, as those of {most} other members; {remain} remain. "
+            "A verifier with a new token begins anew"
+        )
         return run.with_parts(_settled(run.members, task, dropped=1)), (ReplaysDropped((task,), reason),)
-    known = {**verification.verifiers, name: replace(by, accused=by.accused + 1)}
+    known = {**verification.verifiers} | {name: replace(one, accused=one.accused + 1) for name, one in by.items()}
     return _convicted(run.with_parts(run.members.verified_as(replace(verification, verifiers=known))), task)
 
 

@@ -26,9 +26,9 @@ ROOM_FOR_PROVEN = MAX_OPEN_REPLAYS // 2
 """Number of open replays that exams and keys of which nothing has passed leave to others, however many they are."""
 ONE_COMPARED_OF = 4
 """One in so many results is replayed by two verifiers although it passes: so one that passes everything is found."""
-ACCUSED_ALONE = (
-    "one verifier alone found them false, and has not shown since that it computes as before; is it of another "
-    "version, or has it other data? A second verifier decides"
+ACCUSED = (
+    "verifiers found them false, and none has shown since that it computes as before; are they of another version, or "
+    "have they other data?"
 )
 
 
@@ -163,7 +163,7 @@ def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[
     members = members.verified_as(replace(members.verification, counts=counts))
     for one in has_passed:
         members = members.with_trust(one.client_id, members.trust_of(one.client_id).with_passed(None))
-    accused = tuple(one for one in late if one.is_accused_alone)
+    accused = tuple(one for one in late if one.accusers)
     dropped = tuple(one for one in late if one not in has_passed and one not in accused)
-    of_reasons = (dropped, "no verifier computed them in time"), (accused, ACCUSED_ALONE)
+    of_reasons = (dropped, "no verifier computed them in time"), (accused, ACCUSED)
     return members, tuple(ReplaysDropped(replays, reason) for replays, reason in of_reasons if replays)

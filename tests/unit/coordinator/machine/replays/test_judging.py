@@ -99,20 +99,21 @@ def pass_all(driver: Driver, *but: ClientId, verifier: str = "v") -> None:
 def convict(driver: Driver, client_id: ClientId, *verifiers: str) -> tuple[Instruction, ...]:
     """Have three replays of a result of a client, which awaits them, show that it is not its work.
 
-    Without names of verifiers it is one alone, which has passed the others' results.
+    Without names of verifiers it is one alone. The first one has passed the others' results, and finds one the same.
     """
-    if not verifiers:
-        pass_all(driver, client_id)
-    replay, told = open_of(driver, client_id)[0], tuple[Instruction, ...]()
-    for number, verifier in enumerate(verifiers or ("v", "v", "v")):
-        told = report(driver, replay, LIE, verifier, took_ms=number)
-    return told if verifiers else report(driver, control_of(driver), HONEST, took_ms=9)
+    first, *_ = verifiers = verifiers or ("v", "v", "v")
+    pass_all(driver, client_id, verifier=first)
+    replay = open_of(driver, client_id)[0]
+    for number, verifier in enumerate(verifiers):
+        report(driver, replay, LIE, verifier, took_ms=number)
+    return report(driver, control_of(driver, first), HONEST, first, took_ms=9)
 
 
-def control_of(driver: Driver) -> OpenReplay:
-    """The result, passed before, that verifier "v" is to compute again before it alone convicts."""
+def control_of(driver: Driver, verifier: str = "v") -> OpenReplay:
+    """The result, passed before, that a verifier is to compute again before its accusations convict."""
     verification = driver.run.members.verification
-    (found,) = (one for one in verification.due("v", driver.run.progress.step, 8) if one.key not in verification.open)
+    due = verification.due(verifier, driver.run.progress.step, 8)
+    (found,) = (one for one in due if one.key not in verification.open)
     return found
 
 
@@ -397,7 +398,67 @@ def test_one_verifier_that_has_passed_nothing_convicts_nobody() -> None:
     play(driver, 4)
     assert len(driver.run.members) == 3
     dropped = [one for one in driver.instructions if isinstance(one, ReplaysDropped)]
-    assert "one verifier alone found them false" in dropped[0].reason
+    assert "none has shown since that it computes as before" in dropped[0].reason
+
+
+def accused_by_two(driver: Driver, client_id: ClientId) -> OpenReplay:
+    """Let "v" and "w" find a result false, of a client which awaits replays; "v" has passed all others."""
+    pass_all(driver, client_id)
+    replay = open_of(driver, client_id)[0]
+    for number, verifier in enumerate("vwv"):
+        assert only(report(driver, replay, LIE, verifier, took_ms=number), ReplayJudged).verdict == "disputed"
+    assert replay.key not in due_keys(driver, "v") + due_keys(driver, "w")
+    return replay
+
+
+@pytest.mark.parametrize("shows", ["v", "w"])
+def test_two_verifiers_convict_once_one_finds_what_passed_the_same(shows: str) -> None:
+    driver = verified(1, 2, 3)
+    play(driver)
+    accused_by_two(driver, client(3))
+    told = report(driver, control_of(driver, shows), HONEST, shows, took_ms=9)
+    assert only(told, Convicted).client_id == client(3)
+
+
+def test_two_verifiers_that_have_passed_nothing_convict_nobody() -> None:
+    driver = verified(1, 2, 3, within=3)
+    play(driver)
+    for one in open_of(driver):
+        for number, verifier in enumerate("vwv"):
+            report(driver, one, LIE, verifier, took_ms=number)
+    assert due_keys(driver, "v") == due_keys(driver, "w") == []
+    play(driver, 4)
+    assert len(driver.run.members) == 3
+    dropped = [one for one in driver.instructions if isinstance(one, ReplaysDropped)]
+    assert "none has shown since that it computes as before" in dropped[0].reason
+
+
+def test_two_verifiers_that_both_compute_otherwise_now_convict_nobody() -> None:
+    """The one does not find again what the other has passed: both are doubted, and there is no control."""
+    driver = verified(1, 2, 3)
+    play(driver)
+    accused = accused_by_two(driver, client(3))
+    report(driver, control_of(driver, "w"), LIE, "w", took_ms=9)
+    verification = driver.run.members.verification
+    assert {name: one.doubt for name, one in verification.verifiers.items()} == {"v": "below", "w": "above"}
+    assert verification.control is None
+    assert verification.open[accused.key].accusers == {"v", "w"}
+    assert due_keys(driver, "v") == due_keys(driver, "w") == []
+
+
+def test_two_verifiers_leave_as_many_proven_members_as_they_convict() -> None:
+    driver = verified(*range(1, 5), percent=100, within=64)
+    play(driver)
+    pass_all(driver)
+    for number in (1, 2):
+        play(driver)
+        accused_by_two(driver, client(number))
+        report(driver, control_of(driver), HONEST, took_ms=9)
+    play(driver)
+    accused_by_two(driver, client(3))
+    dropped = only(report(driver, control_of(driver, "w"), HONEST, "w", took_ms=9), ReplaysDropped)
+    assert "v and w found it false, as those of 2 other members; 1 remain" in dropped.reason
+    assert set(driver.run.members.verification.convicted) == {client(1), client(2)}
 
 
 def test_one_verifier_that_fails_at_its_control_convicts_after_another_one() -> None:
@@ -428,7 +489,7 @@ def test_one_verifier_leaves_as_many_proven_members_as_it_convicts() -> None:
         if mine:
             told = report(driver, control_of(driver), HONEST, took_ms=9)
     assert set(driver.run.members.verification.convicted) == {client(number) for number in (1, 2, 3)}
-    assert "alone found it false, as those of 3 other members; 2 remain" in only(told, ReplaysDropped).reason
+    assert "v found it false, as those of 3 other members; 2 remain" in only(told, ReplaysDropped).reason
 
 
 def test_median_of_three_passes_honest_work_that_one_misjudged() -> None:
@@ -605,11 +666,13 @@ def test_nobody_is_tested_by_what_each_verifier_found_otherwise(middle: float, i
     """All convict but one: whose figure is in the middle has nobody that agrees with it, or has."""
     driver = verified(*range(1, 7))
     play(driver)
-    heard(driver, "h", "passes", "convicts")
     one = open_of(driver)[0]
-    for excess, verifier in ((1.2, "h"), (0.0, "passes")):
-        report(driver, one, 1.8 if middle == 1.5 and excess else excess, verifier)
-    assert only(report(driver, one, middle, "convicts"), Convicted).client_id == one.client_id
+    pass_all(driver, one.client_id, verifier="h")
+    heard(driver, "h", "passes", "convicts")
+    for excess, verifier in ((1.2, "h"), (0.0, "passes"), (middle, "convicts")):
+        report(driver, one, 1.8 if middle == 1.5 and excess == 1.2 else excess, verifier)
+    told = report(driver, control_of(driver, "h"), HONEST, "h", took_ms=9)
+    assert only(told, Convicted).client_id == one.client_id
     assert bool(driver.run.members.verification.known) is is_known
 
 
@@ -673,7 +736,10 @@ def test_verifier_that_passes_everything_is_found_by_a_lie_that_is_known() -> No
     assert test.answer == LIE
     assert only(report(driver, test, 0.0, "bad"), VerifierTested).is_refused
     report(driver, one, LIE, "i")
-    assert only(report(driver, one, LIE, "j", replay_class=GPU), Convicted).client_id == one.client_id
+    assert only(report(driver, one, LIE, "j", replay_class=GPU), ReplayJudged).verdict == "disputed"
+    assert one.key not in due_keys(driver, "k"), "three have reported it"
+    told = report(driver, control_of(driver, "j"), HONEST, "j")
+    assert only(told, Convicted).client_id == one.client_id
 
 
 def test_honest_verifier_passes_its_test_and_keeps_its_role() -> None:
