@@ -370,7 +370,7 @@ def _accused(run: Run, task: OpenReplay, remain: int) -> Handled:
         return _convicted(run, task)
     verification, names = run.members.verification, sorted(task.accusers)
     by = {name: verification.verifiers[name] for name in names if name in verification.verifiers}
-    most = max(one.accused for one in by.values())
+    most = max((one.accused for one in by.values()), default=0)
     if most >= remain:
         reason = (
             f"{' and '.join(names)} found it false, as those of {most} other members; {remain} remain. "
