@@ -65,13 +65,20 @@ UPDATES = tuple(
 """The defaults of `[merge]` where everybody takes the mean as a codec leaves it; a row is shown once it is measured."""
 EAGER = replace(clients_setting(ROUND_STEPS), delay=1)
 """The defaults of `[merge]` with `delay = 1`."""
-EAGER_OUTER: dict[str, Any] = {"outer_lr": 0.5, "outer_momentum": 0.9}
-"""Outer rate and momentum with `delay = 1`. A client starts from an outer step of a part p of its own result, of which
-all that differs from the mean is noise, made larger by a = p · η · (1 + μ): above 1 it grows from round to round. With
-p < 1 the start lags behind the mean, which is unstable for small p: the eigenvalues of that recursion say for which.
-With one seed and H = 30, η / μ and the loss with p = 1: 0.7 / 0.8 1.585, 0.5 / 0.8 1.425, 0.25 / 0.9 1.429, 0.35 / 0.9
-1.404, 0.5 / 0.9 1.404, 0.2 / 0.95 1.476; with p = 0.8 and 0.65: 0.5 / 0.85 1.395 and 1.397; with 0.75 and 0.7: 0.5 / 0.9
-1.385 and 1.391; 0.4 / 0.92 with 0.75 1.403, 0.6 / 0.9 and 0.7 / 0.8 with 0.65 1.414 and 1.430."""
+EAGER_OUTERS: dict[int, dict[str, Any]] = {
+    ROUND_STEPS: {"outer_lr": 0.5, "outer_momentum": 0.9},
+    8: {"outer_lr": 0.35, "outer_momentum": 0.9},
+    100: {"outer_lr": 0.6, "outer_momentum": 0.8},
+}
+"""Outer rate and momentum with `delay = 1`, by local steps.
+
+A client starts from an outer step of a part p of its own result, of which all that differs from the mean is noise, made
+larger by a = p · η · (1 + μ): above 1 it grows from round to round. With p < 1 the start lags behind the mean, which is
+unstable for a small p; the eigenvalues of that recursion say for which. One seed, H = 30, loss by η / μ: with p = 1,
+0.7 / 0.8 1.585, 0.5 / 0.8 1.425, 0.25 / 0.9 1.429, 0.35 / 0.9 1.404, 0.5 / 0.9 1.404, 0.2 / 0.95 1.476; with 0.8 and
+0.65, 0.5 / 0.85 1.395 and 1.397; with 0.75 and 0.7, 0.5 / 0.9 1.385 and 1.391; with 0.65, 0.6 / 0.9 1.414 and 0.7 / 0.8
+1.430. H = 8 and 100, p = 0.75: 0.5 / 0.9 1.527 and 1.511, 0.6 / 0.8 1.471 with H = 100.
+"""
 
 MUON_LR = 0.004
 """Better than 0.008 with float32 results and one seed (1.318, 1.367), and than 0.002 after a fifth of the steps."""
@@ -87,10 +94,10 @@ MUON_MACHINE = replace(quality.MACHINE, optimizer="Muon", base_lr=MUON_LR)
 """One machine with Muon."""
 MUON_ROUNDS = tuple(one for one in MUONS if one.codec == "int4")
 """Whose lengths a new run may have."""
-MUON_EAGER = replace(MUON_ROUNDS[-1], delay=1, **EAGER_OUTER)
+MUON_EAGER = replace(MUON_ROUNDS[-1], delay=1, **EAGER_OUTERS[RARE.local_steps])
 """Training ahead in long rounds with Muon, as `epochal plan` advises it to whom `init` gives Muon."""
 DELAYS = (
-    *(replace(clients_setting(steps), delay=1, **EAGER_OUTER) for steps in (ROUND_STEPS, 8, 100)),
+    *(replace(clients_setting(steps), delay=1, **outer) for steps, outer in EAGER_OUTERS.items()),
     MUON_EAGER,
     EAGER,
 )
@@ -109,7 +116,7 @@ LARGER_CODECS = tuple(
     for one in (NESTEROV, replace(NESTEROV, codec="int4"), TWO_BITS, replace(SPARSE, mean="senders"))
 )
 LARGER_UPDATES = tuple(replace(one, codec="int4", update="int4") for one in LARGER)
-LARGER_DELAYS = tuple(replace(one, codec="int4", delay=1, **EAGER_OUTER) for one in LARGER)
+LARGER_DELAYS = tuple(replace(one, codec="int4", delay=1, **EAGER_OUTERS[ROUND_STEPS]) for one in LARGER)
 OF_LARGER = (*LARGER_CODECS, *LARGER_UPDATES, *LARGER_DELAYS)
 """Rows of one seed; each is shown once it is measured."""
 
