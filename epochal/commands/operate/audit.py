@@ -88,10 +88,8 @@ def audit(
     """
     if retrain and not recompute:
         raise InvalidInput("--retrain goes with --recompute, which proves the replicas from which results began")
-    of_retrain = {"--trainer": trainer, "--data": data, "--seed": seed, "--device and its like": computing.options()}
-    given = [name for name, value in of_retrain.items() if value is not None]
-    if given and not retrain:
-        raise InvalidInput(f"without --retrain nothing is trained: leave out {', '.join(given)}, or add --retrain N")
+    if not retrain:
+        _check_unused({"--trainer": trainer, "--data": data, "--seed": seed, "--device etc.": computing.options()})
     drawn = secrets.randbelow(2**31) if seed is None else seed
     dependencies = _dependencies(trainer or NUMPY, computing, data) if retrain else None
     report, replays = asyncio.run(_audited(store, recompute, retrain, dependencies, drawn))
@@ -104,6 +102,13 @@ def audit(
         typer.echo(f"not recorded: {obstacle}" if obstacle else "recorded in the run's history", err=True)
     is_done = replays is None or all(replay.passes for replay in replays.replays)
     raise typer.Exit(0 if report.passed and is_done else 1)
+
+
+def _check_unused(of_retrain: dict[str, object]) -> None:
+    """Raise `InvalidInput` if an option has a value that goes with --retrain alone."""
+    given = [name for name, value in of_retrain.items() if value is not None]
+    if given:
+        raise InvalidInput(f"without --retrain nothing is trained: leave out {', '.join(given)}, or add --retrain N")
 
 
 def _show(report: AuditReport, found: "StoredReplays | None", seed: int, *, as_json: bool) -> None:

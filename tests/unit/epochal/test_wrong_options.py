@@ -101,7 +101,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("audit", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (("audit", ".", "--seed", "3"), "without --retrain nothing is trained: leave out --seed, or add --retrain N"),
         (("audit", ".", "--data", "nope", "--trainer", "nope"), "leave out --trainer, --data, or add --retrain N"),
-        (("audit", ".", "--device", "cpu"), "leave out --device and its like, or add --retrain N"),
+        (("audit", ".", "--device", "cpu"), "leave out --device etc., or add --retrain N"),
         (("evaluate", "."), ". holds no run; allowed: a run directory such as runs/RUN_ID"),
         (("evaluate", ".", "--follow", "--step", "1"), "--follow evaluates every new checkpoint; leave --step out"),
         (("evaluate", ".", "--name", "a name"), "'a name' is no name of an evaluation; allowed as --name: 1 to 64"),
