@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.training.codec_quality import (
+    MUON_MACHINE,
     MUON_ROUNDS,
     RESETS,
     Row,
@@ -43,11 +44,14 @@ def document() -> dict[str, Any]:
     for setting in RESETS:
         if losses := Row(setting).losses:
             rows.append(_row("inner_state", setting, losses, Row(kept_of(setting)).losses))
+    rows.append(_row("machine", MUON_MACHINE, Row(MUON_MACHINE).losses, alone))
+    larger = [setting for setting in updates() if setting not in smallest(updates())]
+    rows += [_row("update", setting, Row(setting).losses, exact_of(setting).losses) for setting in larger]
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
 
 
 def smallest(settings: Sequence[Setting]) -> list[Setting]:
-    """Return those of the smallest model, which has the most seeds and tokens: larger ones are on the page alone."""
+    """Return those of the smallest model, which has the most seeds and tokens, and of which prices are."""
     return [setting for setting in settings if setting.size == MACHINE.size]
 
 

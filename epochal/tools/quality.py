@@ -9,7 +9,7 @@ without it. A choice of which there is no row has no price here: it is said to b
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -22,7 +22,7 @@ from epochal.state.text.amounts import counted
 
 DATA = Path(__file__).with_suffix(".json")
 PAGE = "docs/benchmarks-quality.md"
-Choice = Literal["local_steps", "codec", "update", "delay", "inner_state"]
+Choice = Literal["local_steps", "codec", "update", "delay", "inner_state", "machine"]
 OptimizerName = Literal["AdamW", "Muon"]
 MOST_OF_CODEC = 1.01
 """Multiple of the loss with float32 up to which a codec is a choice of a new run."""
@@ -42,7 +42,7 @@ class Measured:
     Attributes:
         choice: what was chosen: `local_steps`, with an optimizer and results as int4, beside one machine with AdamW;
             `codec` beside float32, `update` beside an exact one, `delay` beside none, `inner_state`, with an optimizer,
-            reset beside kept.
+            reset beside kept; `machine`, one machine with an optimizer beside one with AdamW.
         merge: the table with which it was measured.
         losses, beside: final held-out losses in nats, with it and without it, seed by seed.
         parameters: of the model.
@@ -86,7 +86,11 @@ def read_measured() -> tuple[Measured, ...]:
     )
 
 
-MEASURED = read_measured()
+_ROWS = read_measured()
+MEASURED = tuple(row for row in _ROWS if row.parameters == min(one.parameters for one in _ROWS))
+"""The rows of the smallest model, of the most seeds, from which prices are."""
+LARGER = tuple(row for row in _ROWS if row not in MEASURED)
+"""Those of larger models, which are told beside the prices."""
 
 
 def optimizer_of(state: StateFile) -> OptimizerName:
@@ -269,6 +273,10 @@ def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
     parts.append("yours may lose less or more")
     nearest = min(measured_rounds(optimizer), key=lambda row: _apart(row, merge.local_steps))
     parts.append(f"rounds of {nearest.merge.local_steps}: {_shown_seeds(nearest)}")
+    alone = [row for row in MEASURED if row.choice == "machine" and row.optimizer == optimizer]
+    if alone:
+        beside_own = replace(nearest, losses=nearest.losses[: len(alone[0].losses)], beside=alone[0].losses)
+        parts[-1] += f", beside one machine with {optimizer} {_shown_seeds(beside_own)}"
     if merge.local_steps > measured_rounds(optimizer)[-1].merge.local_steps:
         parts.append("longer ones count as these in what to change")
     of_codec = _without_delay(merge)
@@ -277,6 +285,8 @@ def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
         parts.append(f"{merge.codec} only in rounds of {' or '.join(map(str, rounds))}")
     if merge.update != "exact" and not _update_rows(merge):
         parts.append(f"an update as {merge.update} is not measured, and counts as exact")
+    larger = [row for row in LARGER if row.choice == "update" and row.merge.update == merge.update]
+    parts += [f"{merge.update} updates at {row.parameters / 1e6:.2g} M: {_shown_seeds(row)}" for row in larger]
     return "; ".join(parts)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.training import codec_quality, quality, quality_data
 from benchmarks.training.codec_quality import SETTINGS
-from epochal.tools.quality import DATA, MEASURED, Measured
+from epochal.tools.quality import DATA, LARGER, MEASURED, Measured
 from tests.support.heavy import need_module
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -25,7 +25,9 @@ def test_file_is_what_the_bench_writes() -> None:
     assert DATA.read_text(encoding="utf-8") == quality_data.text(), "write it: `quality_data.write()`"
 
 
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: f"{row.choice}-{row.merge.codec}-{row.merge.local_steps}")
+@pytest.mark.parametrize(
+    "row", [*MEASURED, *LARGER], ids=lambda row: f"{row.choice}-{row.merge.codec}-{row.merge.local_steps}"
+)
 def test_each_figure_is_on_the_page_of_its_bench(row: Measured) -> None:
     page = page_of(row)
     assert f"| {row.ratio:.4f} |" in page

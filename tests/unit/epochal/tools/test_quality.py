@@ -10,6 +10,7 @@ from epochal.tools import quality
 from epochal.tools.critical_batch import critical_batch_tokens
 from epochal.tools.init.choices import chosen_codec
 from epochal.tools.quality import (
+    LARGER,
     MEASURED,
     Measured,
     OptimizerName,
@@ -179,18 +180,34 @@ def test_source_says_how_small_the_model_was_and_what_its_seeds_lost() -> None:
     assert "small model (0.25 M parameters, 4 clients: docs/benchmarks-quality.md)" in found
     (row,) = (row for row in measured_rounds() if row.merge.local_steps == 100)
     least, most = (100 * (ratio - 1) for ratio in row.spread)
-    assert found.endswith(f"rounds of 100: 3 seeds, {least:+.1f} to {most:+.1f} %")
+    assert f"rounds of 100: 3 seeds, {least:+.1f} to {most:+.1f} %" in found
     (one,) = (row for row in measured_rounds("Muon") if row.merge.local_steps == 100)
-    assert source(MergeConfig(local_steps=100), "Muon").endswith(
-        f"1 seed, {100 * (one.ratio - 1):+.1f} %".replace("-", "−")
-    )
+    told = f"1 seed, {100 * (one.ratio - 1):+.1f} %".replace("-", "−")
+    assert told in source(MergeConfig(local_steps=100), "Muon")
+
+
+def test_source_of_muon_says_what_it_loses_beside_its_own_machine() -> None:
+    (alone,) = (row for row in MEASURED if row.choice == "machine")
+    (one,) = (row for row in measured_rounds("Muon") if row.merge.local_steps == 100)
+    assert alone.optimizer == "Muon"
+    told = f"beside one machine with Muon 1 seed, {100 * (one.losses[0] / alone.losses[0] - 1):+.1f} %"
+    assert told in source(MergeConfig(local_steps=100), "Muon")
+    assert "beside one machine" not in source(MergeConfig(local_steps=100))
+
+
+def test_source_says_what_an_update_lost_with_a_larger_model() -> None:
+    (row,) = LARGER
+    assert row.parameters > max(one.parameters for one in MEASURED)
+    told = f"; int4 updates at 0.96 M: 1 seed, {100 * (row.ratio - 1):+.1f} %"
+    assert source(MergeConfig(local_steps=30)).endswith(told)
+    assert "int4 updates" not in source(MergeConfig(local_steps=30, update="exact"))
 
 
 def test_source_says_what_was_not_measured() -> None:
     best = best_of_codec("sparse", 100)
     assert best is not None
     elsewhere = best.merge.model_copy(update={"local_steps": 100})
-    assert source(elsewhere).endswith("; sparse only in rounds of 30")
+    assert "; sparse only in rounds of 30" in source(elsewhere)
     assert "only in" not in source(best.merge)
     assert "only in" not in source(MergeConfig(local_steps=64, delay=1, outer_lr=0.5))
     rough = MergeConfig(local_steps=30, codec="int8", update="int8")
