@@ -81,7 +81,7 @@ def test_rounds_longer_than_measured_lose_at_least_as_much_as_the_longest() -> N
     assert "longer ones" not in source(last.merge)
 
 
-def test_update_that_was_not_measured_counts_as_exact_in_a_change_of_it_too() -> None:
+def test_update_that_was_not_measured_counts_as_exact_in_changes_too() -> None:
     exact, rough, usual = (MergeConfig(local_steps=30, update=update) for update in ("exact", "int8", "int4"))
     assert loss_factor(exact, rough) == 1.0
     assert loss_factor(rough, usual) == loss_factor(exact, usual) != 1.0

@@ -77,7 +77,7 @@ def test_batch_up_to_the_critical_one_ends_the_learning_rate_earlier_too() -> No
     assert told.change.endswith("; lr_schedule's steps ÷ 8.5")
 
 
-def test_batch_up_to_the_critical_one_trains_the_tokens_that_the_same_loss_takes() -> None:
+def test_batch_up_to_the_critical_one_trains_more_tokens() -> None:
     state = state_file(**ROOMY)
     groups = [parse_clients(CLIENTS)]
     before = plan_run(state, groups, OPTIONS)

@@ -55,7 +55,7 @@ def test_timer_that_is_too_short_is_named_and_the_proposed_one_holds(name: str, 
     assert notes(**{f"config__{name}": found.proposed}) == ()
 
 
-def test_wait_for_an_update_that_takes_longer_is_named_and_the_proposed_one_holds() -> None:
+def test_wait_for_an_update_that_takes_longer_is_named() -> None:
     (found,) = notes(merge__update_wait_s=1)
     assert found.name == "update_wait_s"
     assert found.text.startswith("merge.update_wait_s is 1 s: the coordinator needs 1.")
