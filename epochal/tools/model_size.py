@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from typing import Self
 
-from epochal.coordinator.blobs.room import checkpoints_with_room, room_needed, rounds_with_room
+from epochal.coordinator.blobs.room import checkpoints_with_room, revealed_room, room_needed, rounds_with_room
 from epochal.coordinator.run.genesis import MAX_FIRST_CHECKPOINT_PERCENT
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.model_table import ModelSpec
-from epochal.state.config.state_file import MergeConfig, RunConfig, StateFile
+from epochal.state.config.state_file import MergeConfig, StateFile
 from epochal.state.model.first_model import FirstModel, first_checkpoint, model_document
 from epochal.state.model.replica import checkpoint_size_bound
+from epochal.state.replays.inner_states import inner_state_size_bound
 from epochal.state.results import result_size_bound
 from epochal.state.text.amounts import shown_bytes
 from epochal.trainers.first_parameters import model_layout
@@ -26,6 +27,7 @@ class ModelSize:
         first_bytes: size of the run's first checkpoint.
         checkpoint_bytes, result_bytes: sizes for which a coordinator keeps room, a few KiB above those of the files.
         values_bytes, update_bytes: sizes of a result, and of a round's update, without their headers.
+        state_bytes: size of a client's inner state.
     """
 
     parameter_count: int
@@ -34,6 +36,7 @@ class ModelSize:
     result_bytes: int
     values_bytes: int
     update_bytes: int
+    state_bytes: int
 
     @classmethod
     def of(cls, spec: ModelSpec, merge: MergeConfig) -> Self:
@@ -52,6 +55,7 @@ class ModelSize:
             result_size_bound(layout, codec),
             codec_named(codec).encoded(layout).size_bytes,
             codec_named(merge.update_codec).encoded(layout).size_bytes,
+            inner_state_size_bound(layout),
         )
 
     @property
@@ -59,10 +63,12 @@ class ModelSize:
         """The smallest `max_total_bytes` with which a coordinator takes the first checkpoint."""
         return -(-self.first_bytes * 100 // MAX_FIRST_CHECKPOINT_PERCENT)
 
-    def total_bytes(self, config: RunConfig) -> int:
-        """Return the `max_total_bytes` with which rounds of `init_min_clients` find room beside checkpoints."""
-        sizes, every = (self.checkpoint_bytes, self.result_bytes, self.update_bytes), config.checkpoint_every
-        return max(self.least_total_bytes, room_needed(*sizes, config.init_min_clients, every))
+    def total_bytes(self, state: StateFile, more_clients: int = 0) -> int:
+        """Return the `max_total_bytes` with which rounds of `init_min_clients`, and some more, find room."""
+        sizes, count = (self.checkpoint_bytes, self.result_bytes, self.update_bytes), state.config.init_min_clients
+        count += more_clients
+        revealed_bytes = revealed_room(state, count, self.result_bytes, self.state_bytes)
+        return max(self.least_total_bytes, room_needed(*sizes, count, state.config.checkpoint_every, revealed_bytes))
 
 
 def in_words(size: ModelSize, state: StateFile) -> str:
@@ -84,19 +90,20 @@ def size_problems(size: ModelSize, state: StateFile) -> list[str]:
     return [
         f"blobs.max_total_bytes is {most}; allowed: at least {size.least_total_bytes}, because a checkpoint may take "
         f"{MAX_FIRST_CHECKPOINT_PERCENT} % of it; for {state.config.init_min_clients} clients write "
-        f"`max_total_bytes = {size.total_bytes(state.config)}` in [blobs]"
+        f"`max_total_bytes = {size.total_bytes(state)}` in [blobs]"
     ]
 
 
 def size_notes(size: ModelSize, state: StateFile) -> list[str]:
     """Return the limits that are too tight for the run's first clients, each with what to write."""
     config, notes = state.config, []
-    most, needed = state.blobs.max_total_bytes, size.total_bytes(config)
+    most, needed = state.blobs.max_total_bytes, size.total_bytes(state)
     rounds = rounds_with_room(config.checkpoint_every)
     if size.least_total_bytes <= most < needed:
         notes.append(
             f"blobs.max_total_bytes is {most}: the results of {rounds} rounds of {config.init_min_clients} clients do "
-            f"not find room beside {checkpoints_with_room(config.checkpoint_every)} checkpoints; write "
-            f"`max_total_bytes = {needed}`, and {rounds * size.result_bytes} more for each further client"
+            f"not find room beside {checkpoints_with_room(config.checkpoint_every)} checkpoints"
+            f"{' and the inner states that they reveal' if state.reveals_inner_states else ''}; write "
+            f"`max_total_bytes = {needed}`, and {size.total_bytes(state, 1) - needed} more for each further client"
         )
     return notes

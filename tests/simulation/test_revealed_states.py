@@ -22,6 +22,8 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused
 from epochal.state.model.tensors import Float32Array
 from epochal.state.refusals import Refusal
+from epochal.tools.model_size import ModelSize
+from epochal.trainers.first_parameters import make_first_model
 from epochal.trainers.learner_trainer import LearnerTrainer
 from epochal.trainers.ngram.learner import NgramModel
 from epochal.trainers.protocol import TrainedRound, Trainer
@@ -33,8 +35,10 @@ from tests.support.simulate.simulated_network import Faults, no_faults
 from tests.support.simulate.simulated_run import BOUND_S, SimulatedRun, prove, simulated_run, small_state
 from tests.support.simulate.simulated_verifier import VerifierApi, verifier_of
 from tests.support.simulate.virtual_time import VirtualClock, in_virtual_time
+from tests.support.thinned import thinned
 
 POLICY = RetryPolicy(VirtualClock(), lambda: 0.5, BOUND_S)
+CLIENTS = 6
 TRAIN_S = 60.0
 
 
@@ -88,11 +92,12 @@ def opening(_: str | None, __: int | None) -> ClientDependencies:
     return ClientDependencies(*parts, Permissions.of_own_run())
 
 
-def keeping(steps: int = 12) -> StateFile:
+def keeping(steps: int = 12, percent: int = 100, **overrides: Any) -> StateFile:
     """A run whose clients keep their inner states, and of which every result is replayed."""
     long = {"config__total_steps": steps, "config__epoch_time": 40_000, "config__checkpoint_every": 8}
-    long |= {"config__max_round_train_time": 200, "config__client_timeout_s": 200}
-    return small_state(6, verify={"percent": 100, "within": 4}, merge__inner_state="keep", merge__local_steps=3, **long)
+    long |= {"config__max_round_train_time": 200, "config__client_timeout_s": 200} | overrides
+    verify = {"percent": percent, "within": 4}
+    return small_state(6, verify=verify, merge__inner_state="keep", merge__local_steps=3, **long)
 
 
 class Played:
@@ -246,3 +251,24 @@ async def test_calibration_takes_one_piece_a_round_and_begins_with_moments(tmp_p
     (trainer,) = opened
     found = [(step, moments > 0) for step, moments in trainer.begun[:9]]
     assert found == [(step, has_moments) for step in (1, 2, 3) for has_moments in (False, True, True)]
+
+
+@thinned(("percent", "every", "is_verified"), [(20, 8, False), (20, 8, True), (100, 8, False), (100, 0, False)], kept=1)
+@in_virtual_time
+async def test_run_with_as_much_room_as_check_asks_for_ends(
+    tmp_path: Path, percent: int, every: int, is_verified: bool
+) -> None:
+    """Its model is large beside the headers of files; without a verifier what is drawn stays open for longest."""
+    fields: dict[str, Any] = {"config__init_min_clients": CLIENTS, "config__checkpoint_every": every}
+    fields["model__LLM__ngram"] = {"context": 2, "embedding": 16, "hidden": 64}
+    state = keeping(24, percent, **fields)
+    room = ModelSize.of(make_first_model(state, 0).spec, state.merge).total_bytes(state)
+    async with simulated_run(keeping(24, percent, **fields, blobs__max_total_bytes=room), seed=6) as run:
+        played = Played(run, tmp_path)
+        clients = [played.start(number, HONEST) for number in range(1, CLIENTS + 1)]
+        if is_verified:
+            await ended(clients, run.tasks.create_task(played.verify()))
+        else:
+            await ended(clients, run.tasks.create_task(asyncio.sleep(0)))
+        await prove(run)
+    assert played.convicted == set()
