@@ -98,7 +98,7 @@ async def test_results_whose_moments_are_kept_are_drawn_and_pass(tmp_path: Path)
     found = await replay_stored(to, ALL, DEPENDENCIES, seed=1)
     assert 0 < found.computable_count == len(found.replays) < found.kept_count
     assert {(one.excess, one.obstacle) for one in found.replays} == {(0.0, "")}
-    assert {one.state_excess for one in found.replays} == {0.0}
+    assert {one.state_excess for one in found.replays} - {None} == {0.0}, "None where the last one is not revealed yet"
     ran = await run_main_in_thread("audit", "--recompute", "--retrain", "2", to, environment={})
     ran.expect(0, f"; {found.computable_count} of {found.kept_count} kept results can be computed:")
     assert "--retrain 20" in (Path(to) / "README.md").read_text(encoding="utf-8")
