@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from epochal.coordinator.blobs.room import room_needed
+from epochal.coordinator.blobs.room import revealed_room, room_needed
 from epochal.state.config.state_file import StateFile
 from epochal.state.messages.history_rows import ClientFigures
 from epochal.state.round_model import DOCUMENT_BYTES, ENTRY_BYTES, MESSAGE_BYTES, PARTS, REPORT_BYTES, RoundModel
@@ -28,6 +28,8 @@ OWN_TIMES = {"training": "train_s", "data": "data_s", "encoding": "encode_s", "u
 BLANK: dict[str, Any] = {"witness": False, "detail": "", "result_bytes": 0, "tokens": 0}
 BLANK |= dict.fromkeys(("committed_s", "fetching_s", "decoding_s", "packing_s", "loss"))
 """What a played client's row does not say; a witness fetches no more than the others."""
+MOMENTS_BYTES = 8
+"""Of a parameter's two moments, which clients reveal where they keep them and results are computed again."""
 
 
 def path_of(found: PlayedRound) -> dict[str, float]:
@@ -147,7 +149,8 @@ def machines_of(state: StateFile, played: PlayedRun, round_s: float) -> Machines
     from_bytes = messages * MESSAGE_BYTES + count * (DOCUMENT_BYTES + witnesses * ENTRY_BYTES)
     check_s = model.check_s if model.is_delivered else 0.0
     blobs = (sizes.checkpoint_bytes, sizes.result_bytes, sizes.update_bytes)
-    room, stored = room_needed(*blobs, count, state.config.checkpoint_every), model.through_store
+    revealed = revealed_room(state, count, sizes.result_bytes, MOMENTS_BYTES * sizes.parameter_count)
+    room, stored = room_needed(*blobs, count, state.config.checkpoint_every, revealed), model.through_store
     return Machines(
         client_memory_bytes=int(12.8 * sizes.parameter_count)
         + 250_000_000,  # as `python -m benchmarks goodput` measures

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.blobs.room import replays_with_states
 from epochal.state.config.blob_place import GcsBlobs
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InvalidInput
@@ -91,6 +92,9 @@ def test_inner_states_that_are_revealed_take_disk() -> None:
     of = [planned(2, verify={"within": 4}, merge__inner_state=state) for state in ("keep", "reset")]
     kept, without = (plan.sizes.spool_bytes for plan in of)
     assert kept - without == (4 + 3) * 8 * 1_000_000
+    state, sizes = run_of(2, verify={"within": 4}, merge__inner_state="keep"), of[0].sizes
+    revealed = replays_with_states(state, 2) * (sizes.result_bytes + 2 * 8 * 1_000_000)
+    assert of[0].machines.coordinator_disk_bytes - of[1].machines.coordinator_disk_bytes == revealed > 0
 
 
 @pytest.mark.parametrize("settings", [{}, {"merge__delay": 1, "merge__error_feedback": True}])
