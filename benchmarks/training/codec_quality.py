@@ -169,8 +169,9 @@ class Row:
 
 
 def shown() -> list[Setting]:
-    """Return the settings of the page's rows of codecs: a further one once a seed is measured."""
-    return [*SETTINGS, *(setting for setting in (*TRIED, *LARGER_CODECS) if Row(setting).losses)]
+    """Return the settings of the page's rows of codecs: a further one once a seed of it and of float32 is measured."""
+    further = (*TRIED, *LARGER_CODECS)
+    return [*SETTINGS, *(setting for setting in further if Row(setting).losses and beside(setting).losses)]
 
 
 def updates() -> list[Setting]:
