@@ -123,9 +123,11 @@ class ServerPlace:
     async def _locked(self, kind: str, within_s: float) -> AsyncIterator[bool]:
         """Hold an advisory lock with a connection of its own, and yield whether it was free within the time.
 
-        The lock ends with the connection, however the process ends.
+        The lock ends with the connection, however the process ends; but that the server notices a little later.
         """
-        taking = Statement(f"SELECT pg_try_advisory_lock{kind}(:lock)", {"lock": _lock_of(self._run_id)})
+        lock = {"lock": _lock_of(self._run_id)}
+        taking = Statement(f"SELECT pg_try_advisory_lock{kind}(:lock)", lock)
+        giving_back = Statement(f"SELECT pg_advisory_unlock{kind}(:lock)", lock)
         database = PostgresDatabase(self._address.locking(), self._name)
         try:
             ((found,),) = await database.transact(taking)
@@ -135,6 +137,9 @@ class ServerPlace:
                 if found[0]:
                     break
             yield bool(found[0])
+            if found[0]:
+                with contextlib.suppress(StoreBlocked, StoreFailed):
+                    await database.transact(giving_back)
         finally:
             async with asyncio.timeout(CONNECT_WITHIN_S):
                 await database.aclose()

@@ -80,6 +80,14 @@ async def test_store_is_not_swept_while_anybody_copies_it(store: Store) -> None:
         assert is_allowed
 
 
+async def test_store_may_be_swept_as_soon_as_nobody_copies_it(store: Store) -> None:
+    for _ in range(50):
+        async with store.place.copying():
+            pass
+        async with store.place.sweeping() as is_allowed:
+            assert is_allowed
+
+
 async def test_store_that_was_never_copied_from_is_no_backup(store: Store) -> None:
     assert not store.is_backup
     await store.note_served()
