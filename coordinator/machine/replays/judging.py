@@ -348,7 +348,7 @@ def _controlled(run: Run, event: ReplayReported, control: OpenReplay) -> Handled
 
 
 def _compared(run: Run, event: ReplayReported, control: OpenReplay) -> Handled:
-    """Return the run after a verifier computed a result again that another one had passed: without it if they differ"""
+    """Return the run after a verifier computed again what another had passed: without it if they differ."""
     members, report = heard(run.members, run, event.verifier), event.report
     verification = members.verification
     local_steps = run.identity.state_file.at(report.step).merge.local_steps
