@@ -183,14 +183,14 @@ async def failing_run(
     with tempfile.TemporaryDirectory(dir=folder) as own:
         async with (
             serving(state, Path(own), server, replicas) as served,
-            crowd_at(served) as (crowd, members),
+            crowd_at(served.urls) as (crowd, members),
             asyncio.TaskGroup() as tasks,
         ):
             if is_working:
-                await begin(served, MEMBERS, crowd, members)
+                await begin(MEMBERS, crowd, members)
                 token = members[0].token
             else:
-                token = (await joined(served, MEMBERS))[1][0][1]
+                token = (await joined(served.urls, MEMBERS))[1][0][1]
             watch = Watch(token, tasks)
             try:
                 for url in served.urls:

@@ -5,7 +5,7 @@ import contextlib
 import resource
 import statistics
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,9 +135,11 @@ def load_state(count: int, rounds: int, **config: object) -> str:
 
 
 @contextlib.asynccontextmanager
-async def crowd_at(serving: Serving) -> AsyncIterator[tuple[Crowd, list[RawMember]]]:
-    """Yield a crowd of members that use these coordinators in turn, and the list of those that `join` has started."""
-    crowd = Crowd(serving.urls, RUN_ID, parameter_shapes(SMALLEST))
+async def crowd_at(
+    urls: Sequence[str], model: NgramConfig = SMALLEST
+) -> AsyncIterator[tuple[Crowd, list[RawMember]]]:
+    """Yield a crowd of members that use these coordinators in turn, and the list of those that `begin` has started."""
+    crowd = Crowd(urls, RUN_ID, parameter_shapes(model))
     members: list[RawMember] = []
     try:
         yield crowd, members
@@ -147,13 +149,13 @@ async def crowd_at(serving: Serving) -> AsyncIterator[tuple[Crowd, list[RawMembe
         crowd.close()
 
 
-async def joined(serving: Serving, count: int) -> tuple[float, list[tuple[ClientKey, str]]]:
+async def joined(urls: Sequence[str], count: int) -> tuple[float, list[tuple[ClientKey, str]]]:
     """Let so many members join, some at a time; return the seconds that it took, and their keys and session tokens."""
     keys = [ClientKey.from_seed(number.to_bytes(32, "big")) for number in range(1, count + 1)]
     all_s, tokens = 0.0, []
     for at in range(0, count, JOINED_AT_ONCE):
         some = keys[at : at + JOINED_AT_ONCE]
-        url = serving.urls[at // JOINED_AT_ONCE % len(serving.urls)]
+        url = urls[at // JOINED_AT_ONCE % len(urls)]
         async with connections(url, len(some)) as opened:
             joined_s, more = await join_all(opened, some)
         all_s += joined_s
@@ -161,11 +163,9 @@ async def joined(serving: Serving, count: int) -> tuple[float, list[tuple[Client
     return all_s, list(zip(keys, tokens, strict=True))
 
 
-async def begin(
-    serving: Serving, count: int, crowd: Crowd, members: list[RawMember], kind: MemberKind = RawMember
-) -> float:
+async def begin(count: int, crowd: Crowd, members: list[RawMember], kind: MemberKind = RawMember) -> float:
     """Let so many members of a kind join and take part; return the seconds that their joins took."""
-    joined_s, found = await joined(serving, count)
+    joined_s, found = await joined(crowd.urls, count)
     for at in range(0, count, CONNECTED_AT_ONCE):
         numbers = range(at, min(at + CONNECTED_AT_ONCE, count))
         async with asyncio.TaskGroup() as tasks:
@@ -210,8 +210,8 @@ async def rounds_of(case: Case, served: Serving, kind: MemberKind = RawMember) -
     """Measure rounds of a new run, as `measured` does."""
     empty = served.used()
     first, last = WARMING_ROUNDS + 1, WARMING_ROUNDS + case.rounds + 1
-    async with crowd_at(served) as (crowd, members):
-        joined_s = await begin(served, case.members, crowd, members, kind)
+    async with crowd_at(served.urls) as (crowd, members):
+        joined_s = await begin(case.members, crowd, members, kind)
         began_s = time.time()
         limit_s = round_limit_s(case.members)
         await reached(crowd, first, limit_s * first)

@@ -101,6 +101,7 @@ class Crowd:
 
     def __init__(self, urls: Sequence[str], run_id: str, parameters: dict[str, tuple[int, ...]]) -> None:
         self.run = f"/v1/runs/{run_id}"
+        self.urls = urls
         self.addresses = Addresses(urls)
         self._parameters = parameters
         self.latencies: dict[int, list[float]] = {}
@@ -280,7 +281,7 @@ class RawMember:
             self._ask(
                 "GET", f"{self._crowd.run}/rounds/{step}/outcome/mine", b"", partial(self._read_outcome, document)
             )
-        elif document.run_state is RunState.WARMUP and document.checkpoint and self._ready_epoch != document.epoch:
+        elif self._ready_epoch != document.epoch and (document.run_state is RunState.WARMUP or _is_due(document)):
             self._report_ready(document)
         elif _is_due(document) and self._round_key(document) != self._delivered:
             found = self._crowd.known_round(document)
@@ -314,10 +315,12 @@ class RawMember:
         return document.round.step, document.round.attempt
 
     def _report_ready(self, document: RunDocument) -> None:
-        assert document.checkpoint is not None
+        held = document.checkpoint if document.run_state is RunState.WARMUP else document.update or document.checkpoint
+        if held is None:
+            self._poll()
+            return
         self._ready_epoch = document.epoch
-        digest = document.checkpoint.replica_digest
-        report = ReadyReport(document.step - 1, digest, "0" * 64)
+        report = ReadyReport(document.step - 1, held.replica_digest, document.data_fingerprint or "0" * 64)
         self._ask("POST", f"{self._crowd.run}/ready", canonical_json(report), self._reported)
 
     def _reported(self, status: int, body: bytes) -> None:

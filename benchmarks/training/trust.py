@@ -63,9 +63,8 @@ ROWS = (
     *(Setting(name, percent=0, norm_limit=0.0) for name in ("times-10", "sign-flip")),
 )
 """The rows of the table."""
-FEW_KEYS = Setting(steps=450, keys=100)
-BESIDE_KEYS = Setting(steps=FEW_KEYS.steps)
-"""A short run with new keys, and the one without."""
+WITH_KEYS = Setting(keys=trust_keys.NEW_KEYS)
+"""The run with new keys; `ROWS[0]` is the one without."""
 NOTES = (
     f"The [quality bench's](benchmarks-quality.md) Llama of 0.25 M parameters, its text and its held-out bytes. "
     f"{MEMBERS} members take {ALONE.rounds} rounds of {ALONE.local_steps} local steps of one sample; learning rate "
@@ -141,9 +140,8 @@ class TrustRun(Run):
 
 def planned() -> list[TrustRun]:
     """Return every run of the page, seed by seed."""
-    settings = tuple(dict.fromkeys((ROWS[0], ALONE, *ROWS[1:], *map(alone_of, ROWS))))
-    of_keys = [TrustRun(setting, SEEDS[0]) for setting in (BESIDE_KEYS, FEW_KEYS)]
-    return [*(TrustRun(setting, seed) for seed in SEEDS for setting in settings), *of_keys]
+    settings = tuple(dict.fromkeys((ROWS[0], ALONE, WITH_KEYS, *ROWS[1:], *map(alone_of, ROWS))))
+    return [TrustRun(setting, seed) for seed in SEEDS for setting in settings]
 
 
 def alone_of(setting: Setting) -> Setting:
@@ -181,16 +179,18 @@ def measure() -> tuple[list[Figure], dict[str, str], str]:
     compared = [setting for setting in ROWS if setting.local_steps == ALONE.local_steps]
     pairs = [(setting, kept_of(setting), kept_of(alone_of(setting))) for setting in compared]
     figures = [_loss(setting, found, alone) for setting, found, alone in pairs if found.keys() & alone.keys()]
-    few, beside = kept_of(FEW_KEYS), kept_of(BESIDE_KEYS)
-    of_keys = [_loss_with_keys(few[seed], beside[seed]) for seed in few.keys() & beside.keys()]
+    keys, beside = kept_of(WITH_KEYS), kept_of(ROWS[0])
+    of_keys = [_loss_with_keys(keys, beside)] if keys.keys() & beside.keys() else []
     return [*figures, *of_keys, *_new_keys()], _plots(), _table()
 
 
-def _loss_with_keys(found: Played, beside: Played) -> Figure:
-    out = sum(number > MEMBERS for number in found.convicted)
-    name = f"{FEW_KEYS.rounds} rounds, {FEW_KEYS.keys} new keys that send noise from round {FEW_KEYS.first_lie} on"
-    note = f"the {MEMBERS} members without them; one seed; {out} of the keys are convicted"
-    return Figure(name, found.loss, "nats/byte", "≤ 1.005 x", beside.loss, note, DIGITS)
+def _loss_with_keys(found: dict[int, Played], beside: dict[int, Played]) -> Figure:
+    seeds = sorted(found.keys() & beside.keys())
+    out = sum(number > MEMBERS for seed in seeds for number in found[seed].convicted)
+    name = f"{WITH_KEYS.keys:,} new keys that send noise from round {WITH_KEYS.first_lie} on"
+    note = f"the {MEMBERS} members without them; of {len(seeds)} of {len(SEEDS)} seeds; {out:,} of the keys are convicted"
+    value, baseline = (statistics.fmean(one[seed].loss for seed in seeds) for one in (found, beside))
+    return Figure(name, value, "nats/byte", "≤ 1.005 x", baseline, note, DIGITS)
 
 
 def _loss(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> Figure:

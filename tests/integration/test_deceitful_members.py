@@ -5,20 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.rounds.scale_load import begin, crowd_at, many_files
+from benchmarks.servers import RUN_ID
 from epochal.coordinator.machine.parts.verification import DRIFTS
 from epochal.state.assignment import assign_data_for_state
+from epochal.state.config.model_table import NgramConfig
 from epochal.state.intervals import total_batches
 from epochal.state.wire import ClientId
 from epochal.tools.testnet.child_processes import Child
-from tests.support.drive.processes import RealRun, in_training, real_run
+from tests.support.drive.processes import SMALL_MODEL, RealRun, in_training, real_run
 from tests.support.drive.verifiers import LYING_TRAINERS, VERIFIED, distances, start_verifier
 from tests.support.models.lying_trainer import HONEST_STEPS, LIES_ONCE, LITTLE
 
 LIAR, LATE, COLLUDING, COPIER = (
     f"{LYING_TRAINERS}:{name}" for name in ("LyingTrainer", "LateLyingTrainer", "ColludingTrainer", "OldResultsTrainer")
 )
-NEW_KEYS = 8
-"""As many as a machine of two cores bears; a thousand are in `tests/simulation/test_verified_work.py`."""
+NEW_CLIENTS, NEW_KEYS = 8, 1000
+"""Clients that train and lie, and keys of one process that send zeros."""
+CAUGHT = 10
+"""Convicted keys with which a test is content."""
 
 
 def ids_of(run: RealRun, clients: list[Child]) -> set[ClientId]:
@@ -101,24 +106,47 @@ async def test_slow_verifier_convicts_all_the_same_and_rounds_do_not_wait(tmp_pa
         await distances(run, verifier, 1)
 
 
+async def until_convicted(run: RealRun, count: int, honest: set[ClientId]) -> None:
+    """Wait until so many keys are convicted; in each round until then new keys have a quarter of the work at most."""
+    document = await run.until(in_training(1))
+    while len(convicted(run)) < count:
+        document = await run.until(in_training(document.step + 1))
+        assert document.round is not None
+        api, head = run.watch.api, document.round
+        roster, work = await api.roster(head.roster_sha256), await api.work(head.work_sha256)
+        assigned = assign_data_for_state(roster, work, head.assignment_seed, head.seed)
+        of_new = sum(total_batches(each) for who, each in assigned.items() if who not in honest)
+        assert of_new <= total_batches(work.shared) / 4
+        assert {one.client_id for one in roster.clients if one.proven} <= honest
+    assert not convicted(run) & honest
+
+
 @pytest.mark.nightly
 async def test_many_new_keys_have_a_quarter_of_the_work_until_convicted(tmp_path: Path) -> None:
     batches = {"config__global_batch_size_start": 24, "config__global_batch_size_end": 24}
     async with real_run(tmp_path, config__init_min_clients=3, **VERIFIED | batches) as run:
         verifier = await start_verifier(run, "verifier-1")
-        honest = [await run.start_client() for _ in range(3)]
-        await distances(run, verifier, 3, of=ids_of(run, honest))
-        new = [await run.start_client(trainer=LIAR) for _ in range(NEW_KEYS)]
-        document = await run.until(in_training(1))
-        while len(convicted(run)) < 2:
-            document = await run.until(in_training(document.step + 1))
-            assert document.round is not None
-            api, head = run.watch.api, document.round
-            roster, work = await api.roster(head.roster_sha256), await api.work(head.work_sha256)
-            assigned = assign_data_for_state(roster, work, head.assignment_seed, head.seed)
-            of_new = sum(total_batches(assigned[one]) for one in ids_of(run, new) & assigned.keys())
-            assert of_new <= total_batches(work.shared) / 4
-            assert {one.client_id for one in roster.clients if one.proven} <= ids_of(run, honest)
-        assert convicted(run) <= ids_of(run, new)
+        honest = ids_of(run, [await run.start_client() for _ in range(3)])
+        await distances(run, verifier, 3, of=honest)
+        for _ in range(NEW_CLIENTS):
+            await run.start_client(trainer=LIAR)
+        await until_convicted(run, 2, honest)
         await run.stop_coordinator()
         await run.prove()
+
+
+@pytest.mark.nightly
+async def test_thousand_new_keys_have_a_quarter_of_the_work_until_convicted(tmp_path: Path) -> None:
+    batches = {"config__global_batch_size_start": 240, "config__global_batch_size_end": 240}
+    with many_files():
+        async with real_run(
+            tmp_path, config__init_min_clients=3, run_id=RUN_ID, **VERIFIED | batches | {"merge__codec": "float32"}
+        ) as run:
+            verifier = await start_verifier(run, "verifier-1")
+            honest = ids_of(run, [await run.start_client("--share", "80") for _ in range(3)])
+            await distances(run, verifier, 3, of=honest)
+            async with crowd_at((run.url,), NgramConfig(**SMALL_MODEL)) as (crowd, keys):
+                await begin(NEW_KEYS, crowd, keys)
+                await until_convicted(run, CAUGHT, honest)
+            await run.stop_coordinator()
+            await run.prove()
