@@ -78,9 +78,7 @@ def packed_steps(plan: RoundPlan, batches: AsyncIterator[TokenBatch]) -> AsyncIt
 
 
 async def _in_local_steps(
-    plan: RoundPlan,
-    batches: AsyncIterator[TokenBatch],
-    counted: Callable[[TokenBatch], Iterator[tuple[int, list[T]]]],
+    plan: RoundPlan, batches: AsyncIterator[TokenBatch], counted: Callable[[TokenBatch], Iterator[tuple[int, list[T]]]]
 ) -> AsyncIterator[tuple[int, list[T]]]:
     """Yield the parts of each local step; `counted` yields a batch's, each with the samples for which they count."""
     ends = list(itertools.accumulate(plan.micro_batch_sizes))

@@ -87,15 +87,7 @@ NOTES: dict[str, Sequence[str]] = {
     **dict.fromkeys(goodput.named(), goodput.NOTES),
 }
 TORCH = ("torch", "torch-clients", "torch-memory", "adapters")
-APART = (
-    "prepare-memory",
-    *WHOLE,
-    "resilience",
-    "dishonest",
-    *TORCH,
-    "quality",
-    "codecs",
-)
+APART = ("prepare-memory", *WHOLE, "resilience", "dishonest", *TORCH, "quality", "codecs")
 """Some need an environment of their own or an extra, others minutes or an hour: each is apart."""
 BY_DEFAULT = tuple(name for name in BENCHMARKS if name not in APART)
 

@@ -388,17 +388,7 @@ def _attacking(count: int) -> None:
 
 ATTACKS: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     attack.__name__: attack
-    for attack in (
-        silent,
-        chatty,
-        drip,
-        polls,
-        sockets,
-        fresh_sockets,
-        half_open,
-        unread_samples,
-        unread_blobs,
-    )
+    for attack in (silent, chatty, drip, polls, sockets, fresh_sockets, half_open, unread_samples, unread_blobs)
 }
 
 if __name__ == "__main__":

@@ -30,11 +30,7 @@ NO_PLOTS: Mapping[str, str] = MappingProxyType({})
 
 
 def write(
-    figures: Sequence[Figure],
-    command: str,
-    name: str,
-    plots: Mapping[str, str] = NO_PLOTS,
-    notes: Sequence[str] = (),
+    figures: Sequence[Figure], command: str, name: str, plots: Mapping[str, str] = NO_PLOTS, notes: Sequence[str] = ()
 ) -> None:
     """Write `docs/NAME.md` and `docs/NAME.svg`, with notes above the table and further plots (SVG by name) below it."""
     lines = [

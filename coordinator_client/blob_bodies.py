@@ -111,11 +111,7 @@ async def append_pieces(source: AsyncGenerator[bytes, None], file: "ReceivedByte
 
 
 async def blob_pieces(
-    http: httpx.AsyncClient,
-    path: str,
-    headers: Mapping[str, str],
-    start: int = 0,
-    stored: StoredDownload | None = None,
+    http: httpx.AsyncClient, path: str, headers: Mapping[str, str], start: int = 0, stored: StoredDownload | None = None
 ) -> AsyncGenerator[bytes, None]:
     """Yield a blob's bytes from `start` on as they arrive. A broken transfer is resumed.
 

@@ -40,13 +40,7 @@ from epochal.state.documents import (
 )
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, InvalidInput, Refused
 from epochal.state.intervals import BatchId
-from epochal.state.messages.blob_messages import (
-    CheckVerdict,
-    LeasedCheck,
-    ParameterNames,
-    RenewedLease,
-    UploadProgress,
-)
+from epochal.state.messages.blob_messages import CheckVerdict, LeasedCheck, ParameterNames, RenewedLease, UploadProgress
 from epochal.state.messages.deliveries import MEDIA_TYPE, encoded_delivery
 from epochal.state.messages.evaluation_reports import Evaluation, EvaluationHistory, EvaluationReport
 from epochal.state.messages.replay_messages import (

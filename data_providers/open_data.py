@@ -15,13 +15,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from epochal.data_providers.description import description_of
-from epochal.data_providers.file_names import (
-    LINES_SUFFIXES,
-    RECORD_FILES,
-    ROW_SUFFIXES,
-    TAR_SUFFIXES,
-    TOKEN_SUFFIXES,
-)
+from epochal.data_providers.file_names import LINES_SUFFIXES, RECORD_FILES, ROW_SUFFIXES, TAR_SUFFIXES, TOKEN_SUFFIXES
 from epochal.data_providers.locations import (
     BUILT_IN_SCHEMES,
     DEFAULT_TOKEN_SIZE_BYTES,

@@ -95,10 +95,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "StateFile.blobs.origins[]",
         "UploadGrant.url",
     ),
-    Rule.PATH: (
-        *_of_locations("Local", "WeightedHttp", "Preprocessed"),
-        "StateFile.model.LLM.checkpoint.Local*",
-    ),
+    Rule.PATH: (*_of_locations("Local", "WeightedHttp", "Preprocessed"), "StateFile.model.LLM.checkpoint.Local*"),
     Rule.HOST_PART: (
         *_of_locations("Http.location.*.bucket_name", "Http.location.*.region", "Http.location.*.account_name"),
         "StateFile.model.LLM.checkpoint.*.bucket",
@@ -144,11 +141,7 @@ RULES: Mapping[Rule, tuple[str, ...]] = {
         "DataFailure.reason",
         "Mix.sources[].name",
     ),
-    Rule.OPERATOR: (
-        "StateFile.notify.*",
-        "StateFile.progress.*",
-        "StateFile.blobs.store.*",
-    ),
+    Rule.OPERATOR: ("StateFile.notify.*", "StateFile.progress.*", "StateFile.blobs.store.*"),
     Rule.COMPARED: (
         "Outcome.step",
         "Outcome.attempt",

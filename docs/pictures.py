@@ -90,11 +90,7 @@ def phase_conditions() -> str:
 
 def pictures() -> dict[str, str]:
     """Return every picture by the name of its file."""
-    return {
-        "picture-overview.svg": _overview(),
-        "picture-phases.svg": _phases(),
-        "picture-round.svg": _round(),
-    }
+    return {"picture-overview.svg": _overview(), "picture-phases.svg": _phases(), "picture-round.svg": _round()}
 
 
 @dataclass(frozen=True, slots=True)

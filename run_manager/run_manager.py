@@ -96,11 +96,7 @@ class RunManager:
     """
 
     def __init__(
-        self,
-        session: CoordinatorSession,
-        dependencies: ClientDependencies,
-        times: RoundTimes,
-        group: asyncio.TaskGroup,
+        self, session: CoordinatorSession, dependencies: ClientDependencies, times: RoundTimes, group: asyncio.TaskGroup
     ) -> None:
         self._session = session
         self._dependencies = dependencies

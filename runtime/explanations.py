@@ -16,12 +16,7 @@ from types import MappingProxyType
 from epochal.state.errors import EpochalError, InvalidInput, Refused
 
 GROUPS = MappingProxyType(
-    {
-        "refusals": "Refusals",
-        "errors": "Errors of programs",
-        "ends": "How a client ends",
-        "log": "Warnings in the log",
-    }
+    {"refusals": "Refusals", "errors": "Errors of programs", "ends": "How a client ends", "log": "Warnings in the log"}
 )
 """Title of each group of kinds."""
 

@@ -131,11 +131,7 @@ class UpdateSum:
         self._total = 0
 
     def add(
-        self,
-        weight: Weight,
-        difference: Difference,
-        read: Callable[[], None] = lambda: None,
-        over: PartMap = map,
+        self, weight: Weight, difference: Difference, read: Callable[[], None] = lambda: None, over: PartMap = map
     ) -> None:
         """Add a result: S ← S + w·d, with w the float32 of its batches times its factor, rounded once more.
 

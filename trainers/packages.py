@@ -112,8 +112,7 @@ def trainer_class(name: str, shown: str) -> TrainerClass:
     found = import_by_name(place, shown)
     if not callable(getattr(found, "open", None)):
         raise InvalidInput(
-            f"{shown} is {found!r}; allowed: a subclass of epochal.TorchTask, or a class with open(setup)",
-            trainer=name,
+            f"{shown} is {found!r}; allowed: a subclass of epochal.TorchTask, or a class with open(setup)", trainer=name
         )
     trainer: TrainerClass = found
     return trainer

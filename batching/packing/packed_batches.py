@@ -87,12 +87,7 @@ class Packing:
 
     @classmethod
     def of(
-        cls,
-        state: StateFile,
-        vocabulary: int | None,
-        worker: Worker,
-        permissions: Permissions,
-        split: Split = "train",
+        cls, state: StateFile, vocabulary: int | None, worker: Worker, permissions: Permissions, split: Split = "train"
     ) -> Self | None:
         """Return the packing that the run's state file describes; None if each sample is a row of tokens.
 

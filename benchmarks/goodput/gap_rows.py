@@ -20,10 +20,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.coordinator.store.open import open_store_reader
 from epochal.state.config.model_table import NgramConfig
 
-MODELS = {
-    10: NgramConfig(context=8, embedding=256, hidden=4_310),
-    50: MILLIONS[50],
-}
+MODELS = {10: NgramConfig(context=8, embedding=256, hidden=4_310), 50: MILLIONS[50]}
 """Models by their parameters in millions."""
 MEMBERS = 2
 LINE = Line(down_bytes_per_s=12.5e6, up_bytes_per_s=125e6, round_trip_s=0.04, batch_s=1.0)

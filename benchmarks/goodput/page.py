@@ -202,10 +202,7 @@ def measure(*rows: str) -> tuple[list[Figure], dict[str, str], str]:
 
 def named() -> dict[str, Callable[[], tuple[list[Figure], dict[str, str], str]]]:
     """Return the benchmarks of this module by name."""
-    return {
-        "goodput": partial(measure, *ROWS),
-        **{f"goodput-{row}": partial(measure, row) for row in ROWS},
-    }
+    return {"goodput": partial(measure, *ROWS), **{f"goodput-{row}": partial(measure, row) for row in ROWS}}
 
 
 def keep(figures: Sequence[Figure]) -> None:

@@ -178,10 +178,7 @@ async def _opening_figures() -> list[Figure]:
     tracemalloc.stop()
     await provider.aclose()
     name = f"opening {LARGE_FILES:,} files of 10¹² tokens"
-    return [
-        Figure(name, took_s, "s", "< 1 s"),
-        Figure("memory for it", peak_bytes / 2**20, "MiB", "< 20 MiB"),
-    ]
+    return [Figure(name, took_s, "s", "< 1 s"), Figure("memory for it", peak_bytes / 2**20, "MiB", "< 20 MiB")]
 
 
 async def measure(folder: Path) -> list[Figure]:

@@ -135,9 +135,7 @@ def load_state(count: int, rounds: int, **config: object) -> str:
 
 
 @contextlib.asynccontextmanager
-async def crowd_at(
-    urls: Sequence[str], model: NgramConfig = SMALLEST
-) -> AsyncIterator[tuple[Crowd, list[RawMember]]]:
+async def crowd_at(urls: Sequence[str], model: NgramConfig = SMALLEST) -> AsyncIterator[tuple[Crowd, list[RawMember]]]:
     """Yield a crowd of members that use these coordinators in turn, and the list of those that `begin` has started."""
     crowd = Crowd(urls, RUN_ID, parameter_shapes(model))
     members: list[RawMember] = []

@@ -102,10 +102,7 @@ DELAYS = (
     EAGER,
 )
 """Training ahead; a row is shown once it is measured."""
-RESETS = (
-    replace(NESTEROV, base_lr=0.001, inner_state="reset"),
-    replace(MUON_ROUNDS[0], inner_state="reset"),
-)
+RESETS = (replace(NESTEROV, base_lr=0.001, inner_state="reset"), replace(MUON_ROUNDS[0], inner_state="reset"))
 """Moments that begin anew in each round, with AdamW and with Muon; a row is shown once it is measured."""
 
 LARGER = (replace(NESTEROV, size="1 M"), replace(NESTEROV, base_lr=0.001, size="6 M"))
@@ -184,9 +181,7 @@ def delays() -> list[Setting]:
     return [one for one in (*DELAYS, *LARGER_DELAYS) if Row(one).losses]
 
 
-def planned(
-    settings: Sequence[Setting] = (*SETTINGS, *FURTHER),
-) -> list[Run]:
+def planned(settings: Sequence[Setting] = (*SETTINGS, *FURTHER)) -> list[Run]:
     """Return every run of these settings, seed by seed."""
     runs = [run for setting in settings for run in Row(setting).runs]
     return sorted(runs, key=lambda run: run.seed)

@@ -207,8 +207,7 @@ async def _peaks_of_a_run(layers: int, folder: Path) -> tuple[int, int]:
             coordinator = group.create_task(_peak_bytes(process.child, ended))
             clients = [
                 await process.children.start(
-                    f"client-{number}",
-                    *("client", process.url, "--trainer", "torch", "--device", "cpu"),
+                    f"client-{number}", *("client", process.url, "--trainer", "torch", "--device", "cpu")
                 )
                 for number in range(CLIENTS)
             ]

@@ -188,9 +188,9 @@ def _loss_with_keys(found: dict[int, Played], beside: dict[int, Played]) -> Figu
     seeds = sorted(found.keys() & beside.keys())
     out = sum(number > MEMBERS for seed in seeds for number in found[seed].convicted)
     name = f"{WITH_KEYS.keys:,} new keys that send noise from round {WITH_KEYS.first_lie} on"
-    note = f"the {MEMBERS} members without them; of {len(seeds)} of {len(SEEDS)} seeds; {out:,} of the keys are convicted"
+    of = f"of {len(seeds)} of {len(SEEDS)} seeds; {out:,} of the keys are convicted"
     value, baseline = (statistics.fmean(one[seed].loss for seed in seeds) for one in (found, beside))
-    return Figure(name, value, "nats/byte", "≤ 1.005 x", baseline, note, DIGITS)
+    return Figure(name, value, "nats/byte", "≤ 1.005 x", baseline, f"the {MEMBERS} members without them; {of}", DIGITS)
 
 
 def _loss(setting: Setting, found: dict[int, Played], alone: dict[int, Played]) -> Figure:

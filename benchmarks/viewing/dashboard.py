@@ -44,10 +44,7 @@ PAINTED = "performance.getEntriesByName('first-contentful-paint')[0].startTime"
 async def measure(folder: Path, rounds: int = ROUNDS) -> list[Figure]:
     """Return the figures; without a browser, those with a target, which say so."""
     program = shutil.which(WITHOUT_WINDOWS) or shutil.which("chromium")
-    wanted = (
-        (PAINTED_WHOLE, "s", PAINTED_TARGET),
-        (SENT, "KB", SENT_TARGET),
-    )
+    wanted = ((PAINTED_WHOLE, "s", PAINTED_TARGET), (SENT, "KB", SENT_TARGET))
     if program is None or find_spec("playwright") is None:
         missing = "chromium is not installed" if program is None else "playwright is not installed"
         return [Figure(name, None, unit, target, None, missing) for name, unit, target in wanted]

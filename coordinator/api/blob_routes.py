@@ -14,13 +14,7 @@ from epochal.coordinator.blobs.resumable_uploads import BlobBody
 from epochal.coordinator.blobs.transfers import Transfer
 from epochal.coordinator.handlers import Handlers
 from epochal.runtime.connections.shedding import end_connection
-from epochal.runtime.http.bodies import (
-    IMMUTABLE,
-    body_pieces,
-    content_length,
-    document_response,
-    has_gone,
-)
+from epochal.runtime.http.bodies import IMMUTABLE, body_pieces, content_length, document_response, has_gone
 from epochal.runtime.http.openapi import BYTES, WHOLE, BytesResponse, DescribedRoute, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query
 from epochal.runtime.http.problem_json import problem_response

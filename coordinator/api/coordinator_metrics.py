@@ -64,11 +64,7 @@ _GAUGES: _Rows = (
         "Memory in use on the GPUs of the last round's clients, as they say.",
         lambda seen: seen.status.gpu_memory_bytes,
     ),
-    (
-        "run_gpu_memory_total_bytes",
-        "Memory of these GPUs in all.",
-        lambda seen: seen.status.gpu_memory_total_bytes,
-    ),
+    ("run_gpu_memory_total_bytes", "Memory of these GPUs in all.", lambda seen: seen.status.gpu_memory_total_bytes),
     (
         "run_gpu_utilisation",
         "Mean part of time, from 0 to 1, in which these clients' GPUs computed.",
@@ -102,11 +98,7 @@ _GAUGES: _Rows = (
         "Blobs that the run relies on and that were found gone or overwritten.",
         lambda seen: seen.service.lost_blobs.count,
     ),
-    (
-        "coordinator_checks_waiting",
-        "Results that wait for a checker.",
-        lambda seen: seen.arrivals.checks.waiting_count,
-    ),
+    ("coordinator_checks_waiting", "Results that wait for a checker.", lambda seen: seen.arrivals.checks.waiting_count),
     ("coordinator_queued_stimuli", "Messages that wait to be handled.", lambda seen: seen.service.queued_count),
     ("coordinator_long_polls_waiting", "Requests that wait for news.", lambda seen: seen.polls.count),
     (

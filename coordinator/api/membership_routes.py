@@ -82,10 +82,7 @@ def membership_routes(handlers: Handlers, hosts: JoinHosts) -> APIRouter:
         return Response(status_code=204)
 
     @router.post(
-        f"{clients}/me/token",
-        summary="Renew the token and the ticket",
-        response_model=Session,
-        dependencies=[MEMBER],
+        f"{clients}/me/token", summary="Renew the token and the ticket", response_model=Session, dependencies=[MEMBER]
     )
     async def renew(run_id: str, request: Request) -> Response:
         del run_id

@@ -16,12 +16,7 @@ from epochal.coordinator.api.request_parts import MEMBER, RUN, WAIT_S, caller, r
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.run.long_polls import LongPolls
 from epochal.runtime.connections.shedding import gone_of
-from epochal.runtime.http.bodies import (
-    IMMUTABLE,
-    document_response,
-    has_gone,
-    json_response,
-)
+from epochal.runtime.http.bodies import IMMUTABLE, document_response, has_gone, json_response
 from epochal.runtime.http.openapi import WHOLE, DescribedRoute, Number, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.state.checkpoint_parts import CheckpointManifest

@@ -18,13 +18,7 @@ from epochal.coordinator.machine.run import Run
 from epochal.runtime.worker_thread import Worker
 from epochal.state.errors import Refused
 from epochal.state.messages.history_rows import RoundDetail
-from epochal.state.messages.member_rows import (
-    MAX_MEMBERS_GONE,
-    MemberColumns,
-    MemberDetail,
-    MemberRound,
-    MembersPage,
-)
+from epochal.state.messages.member_rows import MAX_MEMBERS_GONE, MemberColumns, MemberDetail, MemberRound, MembersPage
 from epochal.state.messages.verification_views import VerificationView
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, canonical_json

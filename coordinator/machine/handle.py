@@ -11,14 +11,7 @@ A stimulus brings the time, which never goes back, and random bytes, from which 
 import hashlib
 from dataclasses import replace
 
-from epochal.coordinator.machine import (
-    access,
-    checkpoints,
-    datasets,
-    membership,
-    reports,
-    stimuli,
-)
+from epochal.coordinator.machine import access, checkpoints, datasets, membership, reports, stimuli
 from epochal.coordinator.machine.blame import release
 from epochal.coordinator.machine.commands import end_of_run, planned_changes, rewinding
 from epochal.coordinator.machine.instructions import Instruction, OperatorActed, PhaseChanged, Recorded

@@ -15,12 +15,7 @@ from epochal.coordinator.machine.parts.phase_clock import PhaseClock
 from epochal.coordinator.machine.parts.planned_ahead import EarlyCommitment
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import Handled, Run
-from epochal.coordinator.machine.stimuli import (
-    AttestationReceived,
-    ResultReceived,
-    StepFailed,
-    TimesReported,
-)
+from epochal.coordinator.machine.stimuli import AttestationReceived, ResultReceived, StepFailed, TimesReported
 from epochal.state.documents import branch_of, first_beside
 from epochal.state.errors import Refused
 from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict

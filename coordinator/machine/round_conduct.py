@@ -9,11 +9,7 @@ from dataclasses import replace
 from epochal.coordinator.machine.blame import DATA_FAILURES
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.pace import is_slow, train_limit_s
-from epochal.coordinator.machine.parts.conduct import (
-    LONGEST_REST_S,
-    LONGEST_REST_WITHOUT_DATA_S,
-    NEWCOMER,
-)
+from epochal.coordinator.machine.parts.conduct import LONGEST_REST_S, LONGEST_REST_WITHOUT_DATA_S, NEWCOMER
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.persistent_map import plain
 from epochal.coordinator.machine.parts.phase_clock import PhaseClock

@@ -119,11 +119,7 @@ def _too_few_members(run: Run) -> Iterator[DueNews]:
 def _no_outcome(run: Run) -> Iterator[DueNews]:
     tries = tries_before(run.progress.attempt)
     if tries >= run.state_file.notify.rounds_without_outcome:
-        yield DueNews(
-            "no-outcome",
-            "",
-            f"Step {run.progress.step} was tried {tries} times, and nothing was applied.",
-        )
+        yield DueNews("no-outcome", "", f"Step {run.progress.step} was tried {tries} times, and nothing was applied.")
 
 
 def _loss(run: Run, known: KnownSoFar) -> Iterator[DueNews]:

@@ -67,12 +67,7 @@ class Compaction:
     """
 
     def __init__(
-        self,
-        store: Store,
-        run_now: Callable[[], Run],
-        submit: Submit,
-        worker: Worker,
-        fold: Callable[[str], Fold],
+        self, store: Store, run_now: Callable[[], Run], submit: Submit, worker: Worker, fold: Callable[[str], Fold]
     ) -> None:
         self._store = store
         self._journal = store.journal

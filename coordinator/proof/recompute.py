@@ -18,13 +18,7 @@ from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import EpochalError, StoreFailed
 from epochal.state.merging import OuterStep, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, parse_checkpoint, replica_digest
-from epochal.state.model.tensors import (
-    BYTES_TYPE,
-    FLOAT32_TYPE,
-    InvalidTensorFile,
-    TensorLayout,
-    parse_tensor_file,
-)
+from epochal.state.model.tensors import BYTES_TYPE, FLOAT32_TYPE, InvalidTensorFile, TensorLayout, parse_tensor_file
 from epochal.state.results import Difference, decode_result, norm_of
 from epochal.state.text.amounts import counted
 from epochal.state.updates import UpdateHeader, UpdateRule, Weight, decode_update, update_bytes

@@ -15,13 +15,7 @@ from epochal.data_providers.file_names import NPY_SUFFIX, RAW_SUFFIXES
 from epochal.data_providers.formats import megatron, npy
 from epochal.data_providers.formats.token_file import TokenFile
 from epochal.data_providers.protocol import CorruptData, DatasetSpec
-from epochal.data_providers.sources.byte_source import (
-    MAX_CONCURRENT_READS,
-    ByteSource,
-    SourceFile,
-    read,
-    run_bounded,
-)
+from epochal.data_providers.sources.byte_source import MAX_CONCURRENT_READS, ByteSource, SourceFile, read, run_bounded
 
 
 class Part(NamedTuple):

@@ -15,13 +15,7 @@ from typing import Self
 
 import numpy as np
 
-from epochal.data_providers.protocol import (
-    CorruptData,
-    Rejected,
-    SourceUnavailable,
-    TokenBatch,
-    check_sample_count,
-)
+from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable, TokenBatch, check_sample_count
 from epochal.data_providers.tcp.client_connection import (
     Call,
     ClientConnection,

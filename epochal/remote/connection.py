@@ -46,11 +46,7 @@ class RunWentBack(EpochalError):
 
 
 def connect(
-    url: str,
-    *,
-    token: str | None = None,
-    tls_ca: str | Path | None = None,
-    wait_s: float = CONNECT_S,
+    url: str, *, token: str | None = None, tls_ca: str | Path | None = None, wait_s: float = CONNECT_S
 ) -> "RunConnection":
     """Return a connection to the run that the coordinator at `url` serves; close it, or use it in a `with` statement.
 

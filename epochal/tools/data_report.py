@@ -100,10 +100,7 @@ def _files_of(order: DataOrder[Any], kind: str) -> tuple[FileReport, ...]:
     length = order.spec.sequence_length
     return tuple(
         FileReport(
-            file.name,
-            getattr(file, "format", kind.removesuffix(" files")),
-            file.size_bytes,
-            file.token_count // length,
+            file.name, getattr(file, "format", kind.removesuffix(" files")), file.size_bytes, file.token_count // length
         )
         for file in order.files
     )

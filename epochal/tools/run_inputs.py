@@ -28,11 +28,7 @@ from epochal.tools.evaluate.losses import DEFAULT_SPLIT as HELD_OUT_SPLIT
 from epochal.tools.evaluate.losses import TRAINING_SPLIT
 from epochal.tools.model_size import ModelSize, in_words, size_notes, size_problems
 from epochal.trainers.architectures import ARCHITECTURES, open_model
-from epochal.trainers.first_parameters import (
-    check_config,
-    look_at_source,
-    make_first_model,
-)
+from epochal.trainers.first_parameters import check_config, look_at_source, make_first_model
 
 TOKEN_DATA_SUFFIXES = (*TOKEN_SUFFIXES, ".idx")
 DATA_SUFFIXES = (*TOKEN_DATA_SUFFIXES, *LINES_SUFFIXES, *TAR_SUFFIXES, *ROW_SUFFIXES)

@@ -127,10 +127,7 @@ def tls_of(state: StateFile, options: DataServerOptions, host: str) -> ssl.SSLCo
 
 @contextlib.asynccontextmanager
 async def serving_data(
-    state: StateFile,
-    options: DataServerOptions,
-    coordinator: RunRequests,
-    registry: CollectorRegistry,
+    state: StateFile, options: DataServerOptions, coordinator: RunRequests, registry: CollectorRegistry
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve data until the context is left; yield the host and port.
 

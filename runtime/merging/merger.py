@@ -45,15 +45,7 @@ from epochal.state.model.replica import (
 )
 from epochal.state.model.tensors import Buffer, TensorLayout, wire_bytes
 from epochal.state.results import Difference, decode_result
-from epochal.state.updates import (
-    UpdateHeader,
-    UpdatePlaces,
-    UpdateRule,
-    UpdateSum,
-    Weight,
-    decode_update,
-    update_of,
-)
+from epochal.state.updates import UpdateHeader, UpdatePlaces, UpdateRule, UpdateSum, Weight, decode_update, update_of
 from epochal.state.wire import Blake3
 
 log = logging.getLogger(__name__)

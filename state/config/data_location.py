@@ -6,15 +6,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from epochal.state.config.file_urls import path_of
-from epochal.state.config.schema import (
-    Natural,
-    PathText,
-    Positive,
-    Section,
-    SingleValue,
-    TaggedEnum,
-    TokenSize,
-)
+from epochal.state.config.schema import Natural, PathText, Positive, Section, SingleValue, TaggedEnum, TokenSize
 
 SEED_BYTES = 32
 MAX_PORT = 65_535
@@ -139,10 +131,7 @@ AccountName = Annotated[
 ]
 ContainerName = Annotated[
     str,
-    Field(
-        pattern=r"^[A-Za-z0-9$][A-Za-z0-9_-]{0,62}$",
-        description='the name of a container: letters, digits and "-"',
-    ),
+    Field(pattern=r"^[A-Za-z0-9$][A-Za-z0-9_-]{0,62}$", description='the name of a container: letters, digits and "-"'),
 ]
 Endpoint = Annotated[
     str,

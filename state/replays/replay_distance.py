@@ -84,9 +84,7 @@ def replay_distance(result: Difference, replay: Mapping[str, Float32Array], max_
     both = math.sqrt(of_result) * length
     cosine = product / both if both else float(of_result == of_replay)
     return ReplayDistance(
-        _ratio(math.sqrt(excess), length, 0.0),
-        _ratio(math.sqrt(of_result), length, 1.0),
-        max(-1.0, min(1.0, cosine)),
+        _ratio(math.sqrt(excess), length, 0.0), _ratio(math.sqrt(of_result), length, 1.0), max(-1.0, min(1.0, cosine))
     )
 
 

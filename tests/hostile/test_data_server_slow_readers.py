@@ -76,10 +76,7 @@ async def test_answer_that_is_not_received_in_its_time_ends() -> None:
 
 async def test_request_that_does_not_arrive_whole_ends_the_connection() -> None:
     limits = ServerLimits(handshake_timeout_s=0.3, idle_timeout_s=10 * BOUND_S, shutdown_timeout_s=0.2)
-    async with (
-        asyncio.timeout(BOUND_S),
-        serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (_, address),
-    ):
+    async with asyncio.timeout(BOUND_S), serving(DummyDataProvider(SPEC), NamingGate(), limits, SPEC) as (_, address):
         reader, writer = await asyncio.open_connection(HOST, address.port)
         writer.write(json_frame(FrameKind.HELLO, 0, Hello("a-run", "1" * 32)) + get_frame(1, DataIds(0, 0))[:-1])
         await reader.read()

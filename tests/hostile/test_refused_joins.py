@@ -7,11 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 
 from epochal.coordinator_client.http import CoordinatorClient
-from epochal.coordinator_client.session import (
-    ClientProfile,
-    CoordinatorSession,
-    Joined,
-)
+from epochal.coordinator_client.session import ClientProfile, CoordinatorSession, Joined
 from epochal.runtime.connections.accepting import RESET
 from epochal.runtime.retry import RetryPolicy
 from tests.support.bounds import BOUND_S

@@ -21,9 +21,7 @@ MOST_S = START_TIMEOUT_S + RECOVERY_TIMEOUT_S + 2 * BOUND_S
 async def test_run_under_faults_of_every_kind_loses_nothing(tmp_path: Path, kept: tuple[str, ...]) -> None:
     options = ("--seconds", "8", "--every", "0.8", "--seed", "5", "--keep", str(tmp_path), "--json", *kept)
     chaos = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tests.chaos", *options),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        *(sys.executable, "-m", "tests.chaos", *options), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(MOST_S):

@@ -21,10 +21,7 @@ async def test_evaluation_is_recorded_by_the_coordinator_for_its_operator(tmp_pa
         ran = await run.command_here(*evaluate, EPOCHAL_ADMIN_TOKEN=run.admin_token)
         ran.expect(0, "recorded as validation")
         assert ran.err == ""
-        for command in (
-            evaluate,
-            ("export", run.url, "--out", str(tmp_path / "out")),
-        ):
+        for command in (evaluate, ("export", run.url, "--out", str(tmp_path / "out"))):
             wrong = await run.command_here(*command, EPOCHAL_ADMIN_TOKEN="nope")
             wrong.expect(2, "--admin-token or EPOCHAL_ADMIN_TOKEN is not the admin token of this run's coordinator")
             assert wrong.out == ""

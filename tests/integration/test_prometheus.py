@@ -13,11 +13,7 @@ from tests.support.deployment import DEPLOY
 from tests.support.drive.processes import RealRun, in_training, prepared_run
 from tests.support.servers.prometheus import Prometheus, prometheus
 
-VALUES = {
-    "$coordinators": "epochal-coordinator-a",
-    "$data_servers": "epochal-data-a",
-    "$__rate_interval": "4s",
-}
+VALUES = {"$coordinators": "epochal-coordinator-a", "$data_servers": "epochal-data-a", "$__rate_interval": "4s"}
 """Of the dashboard's variables, as Grafana would fill them in."""
 QUIET = {"Refusals"}
 """Panels that have no series where nothing goes wrong."""

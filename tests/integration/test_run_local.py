@@ -16,11 +16,7 @@ from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
 from tests.support.data.states import state_file
 
-QUICK = {
-    "config__total_steps": 2,
-    "config__waiting_for_members_extra_time": 0.001,
-    "config__init_min_clients": 1,
-}
+QUICK = {"config__total_steps": 2, "config__waiting_for_members_extra_time": 0.001, "config__init_min_clients": 1}
 KILLED = """
 import os, signal, sys
 import epochal

@@ -10,13 +10,7 @@ import pytest
 
 from epochal.coordinator.insight.run_history import RunHistory
 from epochal.coordinator.machine.records import replay
-from epochal.coordinator.machine.stimuli import (
-    ClientJoined,
-    KeyAdmitted,
-    KeyRemoved,
-    PauseRequested,
-    ResumeRequested,
-)
+from epochal.coordinator.machine.stimuli import ClientJoined, KeyAdmitted, KeyRemoved, PauseRequested, ResumeRequested
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import MAX_COMMIT_ATTEMPTS, CoordinatorService
 from epochal.coordinator.store.sql.database import Row, Statement

@@ -143,11 +143,7 @@ def next_logits(parameters: Parameters, tokens: npt.NDArray[np.integer[Any]]) ->
 
 
 def add_gradient(
-    parameters: Parameters,
-    padded: Tokens,
-    targets: Tokens,
-    gradient: Gradient | None,
-    proceed: Callable[[], None],
+    parameters: Parameters, padded: Tokens, targets: Tokens, gradient: Gradient | None, proceed: Callable[[], None]
 ) -> tuple[float, int]:
     """Add the gradient of the *summed* loss to `gradient`; return the summed loss and the number of tokens predicted.
 

@@ -239,10 +239,7 @@ class _HostCopies(Mapping[str, Float32Array]):
     """Arrays of parameters, or of something of theirs, each copied from its device when it is asked for."""
 
     def __init__(
-        self,
-        placement: Placement,
-        parameters: Mapping[str, torch.Tensor],
-        part: Callable[[torch.Tensor], torch.Tensor],
+        self, placement: Placement, parameters: Mapping[str, torch.Tensor], part: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
         self._placement = placement
         self._parameters = parameters

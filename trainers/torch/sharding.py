@@ -107,12 +107,7 @@ class ShardedModule:
         """
         like = self.parameters[name]
         sharded = DTensor.from_local(
-            local.detach(),
-            like.device_mesh,
-            like.placements,
-            run_check=False,
-            shape=like.shape,
-            stride=like.stride(),
+            local.detach(), like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )
         found = sharded.full_tensor()
         return copied_out(found) if dist.get_rank() == FIRST else None

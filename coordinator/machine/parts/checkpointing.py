@@ -88,9 +88,7 @@ class Checkpointing:
             proven = {entry.client_id for entry in self.roster.clients if entry.proven}
             order = sorted(checkpointer_order(self.roster, self.seed), key=lambda client_id: client_id not in proven)
             plan = CheckpointPlan(
-                electors=elect_witnesses(self.roster, self.seed, count),
-                order=tuple(order),
-                clients=frozenset(order),
+                electors=elect_witnesses(self.roster, self.seed, count), order=tuple(order), clients=frozenset(order)
             )
             object.__setattr__(self, "plan", plan)  # it follows from the other fields
             return plan

@@ -115,12 +115,7 @@ class Conduct:
         if after.misses < MISSES_BEFORE_REST:
             return after
         rest_s = min(FIRST_REST_S * 2**after.rests, longest_s)
-        return replace(
-            after,
-            earned=1,
-            rests=min(after.rests + 1, MAX_RESTS_COUNTED),
-            rests_until_s=now_s + rest_s,
-        )
+        return replace(after, earned=1, rests=min(after.rests + 1, MAX_RESTS_COUNTED), rests_until_s=now_s + rest_s)
 
 
 def earned_by(batches: int) -> int:

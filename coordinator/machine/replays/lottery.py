@@ -90,12 +90,7 @@ def after_round(
 
 
 def _drawn(
-    members: RunMembers,
-    current: Round,
-    outcome: Outcome,
-    exams: frozenset[ClientId],
-    state_file: StateFile,
-    seed: Seed,
+    members: RunMembers, current: Round, outcome: Outcome, exams: frozenset[ClientId], state_file: StateFile, seed: Seed
 ) -> Iterator[OpenReplay]:
     """Yield the replays that are drawn of a round's results, in the order of its outcome, and then its exams."""
     verify = state_file.verify

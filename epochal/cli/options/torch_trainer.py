@@ -6,9 +6,7 @@ from importlib.util import find_spec
 from epochal.state.errors import ExtraMissing, InvalidInput
 from epochal.trainers.architectures import ARCHITECTURES, TORCH, naming_broken_libraries
 from epochal.trainers.registry import TRAINERS
-from epochal.trainers.torch.torch_options import (
-    TorchOptions,
-)
+from epochal.trainers.torch.torch_options import TorchOptions
 
 
 def check_goes_with_torch(options: TorchOptions | None, trainer: str) -> None:

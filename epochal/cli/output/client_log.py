@@ -6,25 +6,12 @@ from dataclasses import asdict
 from typing import Any
 
 from epochal.coordinator_client.session import Joined
-from epochal.run_manager.events import (
-    BlobFetched,
-    DocumentArrived,
-    Event,
-    OutcomeMerged,
-    PartBegan,
-    StepEntered,
-)
+from epochal.run_manager.events import BlobFetched, DocumentArrived, Event, OutcomeMerged, PartBegan, StepEntered
 from epochal.runtime.http.redacted_urls import without_password
 
 log = logging.getLogger(__name__)
 
-QUIET = (
-    DocumentArrived,
-    StepEntered,
-    PartBegan,
-    BlobFetched,
-    OutcomeMerged,
-)
+QUIET = (DocumentArrived, StepEntered, PartBegan, BlobFetched, OutcomeMerged)
 """Events that occur often, or that repeat what other events say."""
 
 

@@ -40,8 +40,7 @@ def check(
         bool, typer.Option("--network", help="Also open data behind URLs and in buckets, not only on this machine.")
     ] = False,
     no_files: Annotated[
-        bool,
-        typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder."),
+        bool, typer.Option("--no-files", help="Do not open what the files name: data, checkpoint, task encoder.")
     ] = False,
 ) -> None:
     """Check a state file, a data file, and what they name. Every mistake is reported at once (exit code 2).

@@ -21,8 +21,7 @@ DATABASES = tuple((f"{scheme}:",) for scheme in DATABASE_SCHEMES)
 
 def backup(
     store: Annotated[
-        str,
-        typer.Argument(metavar="STORE", help="Folder or URL that keeps the run: the coordinator's --store."),
+        str, typer.Argument(metavar="STORE", help="Folder or URL that keeps the run: the coordinator's --store.")
     ],
     to: Annotated[
         Path,

@@ -13,9 +13,7 @@ from epochal.state.messages.notices import Notice
 from epochal.tools.state_files import read_supported_state
 
 
-def notify(
-    state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")],
-) -> None:
+def notify(state_path: Annotated[Path, typer.Argument(metavar="STATE.toml", help="State file of a run.")]) -> None:
     """Send a test message to each address of a state file, and show what each answers (exit code 1 if one fails)."""
     state = read_supported_state(state_path)
     addresses = notified_of(state)

@@ -35,8 +35,7 @@ def checker(
     url: UrlArgument,
     logged: LogOptions,
     token: Annotated[
-        str,
-        typer.Option(envvar=CHECKER_TOKEN_VARIABLE, help="Token from `epochal token checker`.", show_default=False),
+        str, typer.Option(envvar=CHECKER_TOKEN_VARIABLE, help="Token from `epochal token checker`.", show_default=False)
     ] = "",
     parallel: Annotated[
         int, typer.Option(min=1, max=MAX_PARALLEL, help="Number of results that are checked at a time.")

@@ -125,8 +125,7 @@ def coordinator(
         typer.Option(help="Make the model that the run starts from with this seed. Default: a seed from the run's id."),
     ] = None,
     no_genesis: Annotated[
-        bool,
-        typer.Option("--no-genesis", help="Do not make that model: wait until `epochal genesis` delivers it."),
+        bool, typer.Option("--no-genesis", help="Do not make that model: wait until `epochal genesis` delivers it.")
     ] = False,
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,

@@ -41,8 +41,7 @@ def up(
         ),
     ] = "numpy",
     run_dir: Annotated[
-        Path | None,
-        typer.Option(help="Empty folder for everything that the run writes. Default: a new one in runs/."),
+        Path | None, typer.Option(help="Empty folder for everything that the run writes. Default: a new one in runs/.")
     ] = None,
     no_chaos: Annotated[bool, typer.Option("--no-chaos", help="Do not kill a client, and start none late.")] = False,
     timeout_s: Annotated[

@@ -208,11 +208,7 @@ async def _serve(
     """Serve on loopback, for this machine alone."""
     from epochal.tools.sample.endpoint import create_app
 
-    async with (
-        address.open(policy) as run,
-        Sampler(run, options, _note) as sampler,
-        asyncio.TaskGroup() as tasks,
-    ):
+    async with address.open(policy) as run, Sampler(run, options, _note) as sampler, asyncio.TaskGroup() as tasks:
         view = await run.now()
         if step is not None or view.checkpoints:
             await sampler.take(step)

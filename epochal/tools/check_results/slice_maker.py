@@ -124,12 +124,7 @@ class SliceMaker:
         return count
 
     def _add(
-        self,
-        total: UpdateSum,
-        leased: LeasedSlice,
-        result: SliceResult,
-        layout: TensorLayout,
-        reading: Reading,
+        self, total: UpdateSum, leased: LeasedSlice, result: SliceResult, layout: TensorLayout, reading: Reading
     ) -> None:
         """Add the slice of a result to its sum. It blocks."""
         verify_arithmetic()

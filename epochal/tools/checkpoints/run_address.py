@@ -26,8 +26,7 @@ RunArgument = Annotated[
     ),
 ]
 ReconnectOption = Annotated[
-    float,
-    typer.Option("--reconnect", min=0, help="With --follow: seconds to retry while something does not answer."),
+    float, typer.Option("--reconnect", min=0, help="With --follow: seconds to retry while something does not answer.")
 ]
 DEFAULT_RECONNECT_S = DEFAULT_BOUND_S
 

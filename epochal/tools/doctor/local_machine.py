@@ -94,14 +94,7 @@ def look_at_machine(spool: Path) -> Machine:
     memory = available_memory()
     gpu_bytes, gpu = _gpu("torch" in installed)
     disk_bytes = shutil.disk_usage(spool).free
-    findings = (
-        _python(),
-        _extras(installed, missing),
-        gpu,
-        _memory(memory),
-        _disk(spool, disk_bytes),
-        merge_finding(),
-    )
+    findings = (_python(), _extras(installed, missing), gpu, _memory(memory), _disk(spool, disk_bytes), merge_finding())
     return Machine(frozenset(installed), memory, gpu_bytes, spool, disk_bytes, findings)
 
 

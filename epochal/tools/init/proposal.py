@@ -110,10 +110,7 @@ def proposed(
     steps = local_steps or chosen_local_steps(draft)
     state = _with(draft, config={**config, **_roomy(draft)}, merge={"local_steps": steps})
     found, batches = _long_enough(state, groups, options, total_tokens)
-    sizes = {
-        "global_batch_size_start": batches,
-        "global_batch_size_end": batches,
-    }
+    sizes = {"global_batch_size_start": batches, "global_batch_size_end": batches}
     tokens = batches * found.sizes.tokens_per_batch
     if total_tokens is not None:
         sizes["total_steps"] = max(1, math.ceil(total_tokens / tokens))

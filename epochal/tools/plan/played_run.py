@@ -23,13 +23,7 @@ from epochal.state.documents import CheckpointRef, UpdateRef
 from epochal.state.errors import Refused
 from epochal.state.intervals import total_batches
 from epochal.state.messages.blob_messages import CheckVerdict
-from epochal.state.messages.requests import (
-    Attestation,
-    Capabilities,
-    ReadyReport,
-    ResultCommitment,
-    ResultMetrics,
-)
+from epochal.state.messages.requests import Attestation, Capabilities, ReadyReport, ResultCommitment, ResultMetrics
 from epochal.state.messages.round_times import milliseconds
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.round_model import ClientGroup, Delivery, RoundModel, UpdateReader, Workers

@@ -150,10 +150,7 @@ class Sources:
                 return
             kind = kind_of(place.name, further_text) or (None if place.suffix else "text")
             if kind is None and place.exists():
-                raise InvalidInput(
-                    f"{place} is not read; allowed: {READ}",
-                    place=str(place),
-                )
+                raise InvalidInput(f"{place} is not read; allowed: {READ}", place=str(place))
             size_bytes, version = _described(str(place))
             if not place.is_file():
                 raise InvalidInput(f"{place} is neither a file nor a folder", place=str(place))

@@ -231,9 +231,7 @@ class LocalRun:
         self._announce(url)
         environment = {DATA_SERVER_TOKEN_VARIABLE: await program_token_from(self._store, "data-server")}
         await children.start_server(
-            "data-server",
-            *("data-server", str(directory / "data.toml"), "--coordinator", url),
-            environment=environment,
+            "data-server", *("data-server", str(directory / "data.toml"), "--coordinator", url), environment=environment
         )
         for _ in range(self._options.client_count):
             await self.start_client(children, url)

@@ -111,13 +111,7 @@ def _draw_waterfall(axes: Any, chart: Waterfall) -> None:
 
     for place, row in enumerate(chart.rows):
         for bar in row.bars:
-            axes.barh(
-                place,
-                bar.length_s,
-                left=bar.start_s,
-                height=0.7,
-                **_look(PART_WORDS[bar.part]),
-            )
+            axes.barh(place, bar.length_s, left=bar.start_s, height=0.7, **_look(PART_WORDS[bar.part]))
     axes.axvline(chart.ends_s, color="black", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(chart.rows)), [f"{row.label} · {row.note}" for row in chart.rows], fontsize=7)
     axes.invert_yaxis()

@@ -210,8 +210,7 @@ async def test_object_that_shows_late_is_waited_for(run: Served, door: S3Door) -
 
 @pytest.mark.nightly
 @thinned(
-    ("status", "code"),
-    [(403, "AccessDenied"), (412, "PreconditionFailed"), (500, "InternalError"), (503, "SlowDown")],
+    ("status", "code"), [(403, "AccessDenied"), (412, "PreconditionFailed"), (500, "InternalError"), (503, "SlowDown")]
 )
 async def test_store_that_fails_holds_the_run_which_goes_on(run: Served, door: S3Door, status: int, code: str) -> None:
     client, _ = await training(run)

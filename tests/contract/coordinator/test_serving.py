@@ -39,8 +39,7 @@ async def connected(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWrite
 
 
 @pytest.mark.parametrize(
-    "endpoint",
-    [Endpoint("127.0.0.1"), Endpoint("localhost"), Endpoint("::1"), Endpoint("0.0.0.0", insecure=True)],
+    "endpoint", [Endpoint("127.0.0.1"), Endpoint("localhost"), Endpoint("::1"), Endpoint("0.0.0.0", insecure=True)]
 )
 def test_loopback_and_consent_need_no_tls(endpoint: Endpoint) -> None:
     endpoint.check()

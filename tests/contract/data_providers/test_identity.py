@@ -12,12 +12,7 @@ from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.providers.ranged import RangedDataProvider
-from epochal.data_providers.sources.manifest import (
-    MANIFEST_NAME,
-    MIN_BLOCK_BYTES,
-    VerifiedSource,
-    verify_folder,
-)
+from epochal.data_providers.sources.manifest import MANIFEST_NAME, MIN_BLOCK_BYTES, VerifiedSource, verify_folder
 from epochal.data_providers.sources.object_store import ObjectStoreSource
 from epochal.data_providers.sources.renewed_manifest import write_manifest
 from epochal.runtime.permissions import OWNERS

@@ -11,13 +11,7 @@ from epochal.data_providers.mixes import weighted
 from epochal.data_providers.mixes.mixture import PERIOD
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider
 from epochal.data_providers.open_data import follow_mix, open_provider
-from epochal.data_providers.protocol import (
-    CorruptData,
-    DataProvider,
-    DatasetSpec,
-    Rejected,
-    SourceUnavailable,
-)
+from epochal.data_providers.protocol import CorruptData, DataProvider, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.runtime.permissions import OWNERS
 from epochal.state.errors import EpochalError, InternalError, InvalidInput

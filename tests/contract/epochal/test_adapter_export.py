@@ -81,7 +81,7 @@ async def test_exported_adapter_and_whole_model_have_the_evaluated_loss(trained:
     adapter = await trained.export("adapter")
     whole = await trained.export("whole", merged=True, base=trained.base)
     assert sorted(path.name for path in adapter.iterdir()) == [
-        *("adapter_config.json", "adapter_model.safetensors", "epochal.json", "tokenizer.json"),
+        *("adapter_config.json", "adapter_model.safetensors", "epochal.json", "tokenizer.json")
     ]
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(trained.base)
     assert await trained.elsewhere(trained.base) != pytest.approx(loss, abs=1e-3)

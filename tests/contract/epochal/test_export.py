@@ -99,12 +99,7 @@ async def test_config_says_nothing_of_other_weights_and_absent_code(tmp_path: Pa
 async def test_export_is_a_folder_that_a_run_can_start_from(tmp_path: Path) -> None:
     out = tmp_path / "model"
     await exported(ListedRun([at_step(2), at_step(7)]), options(out))
-    assert names_of(out) == [
-        "config.json",
-        "epochal.json",
-        "model.safetensors",
-        "tokenizer.json",
-    ]
+    assert names_of(out) == ["config.json", "epochal.json", "model.safetensors", "tokenizer.json"]
     assert values_in(out) == EXPECTED
     config = json_of(out / "config.json")
     assert config["architectures"] == ["LlamaForCausalLM"]

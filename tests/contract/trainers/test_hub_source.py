@@ -104,8 +104,7 @@ def test_hub_that_refuses_is_not_asked_again(hub: FakeHub, status: int, headers:
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
-    [(429, "too many requests .*429"), (500, "the Hub fails .*500"), (503, "the Hub fails .*503")],
+    ("status", "words"), [(429, "too many requests .*429"), (500, "the Hub fails .*500"), (503, "the Hub fails .*503")]
 )
 def test_hub_that_fails_is_asked_again_within_a_bound(hub: FakeHub, status: int, words: str) -> None:
     hub.fail_with(status, headers={"Retry-After": "1000"})

@@ -206,12 +206,7 @@ async def test_process_that_dies_costs_its_round_and_none_is_left(shared: Shared
     ],
 )
 async def test_mesh_of_another_shape_trains_as_one_process_does(
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    mesh: str,
-    process_count: int,
-    batch_size: int,
-    inner_state: str,
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mesh: str, process_count: int, batch_size: int, inner_state: str
 ) -> None:
     state = run_state(tmp_path, merge__inner_state=inner_state)
     async with opened(state, mesh, process_count, batch_size) as trainer:

@@ -17,11 +17,7 @@ from epochal.state.errors import Refused
 from epochal.state.model.tensors import encode_tensor_file
 from epochal.state.refusals import Refusal
 from epochal.trainers.remote.service_client import TrainingServiceClient
-from epochal.trainers.remote.service_messages import (
-    OptimStepRequest,
-    SessionRequest,
-    encode_examples,
-)
+from epochal.trainers.remote.service_messages import OptimStepRequest, SessionRequest, encode_examples
 from epochal.training_service.service import TrainingServiceOptions
 from epochal.training_service.service_app import create_app
 from epochal.training_service.sessions import SessionBounds, open_served_model

@@ -77,10 +77,7 @@ async def test_bucket_of_the_run_is_asked_without_credentials(
 
 @pytest.mark.parametrize(
     ("variant", "names"),
-    [
-        (S3, ("AWS_CONTAINER_CREDENTIALS_FULL_URI",)),
-        (Azure, ("AZURE_IDENTITY_ENDPOINT", "AZURE_MSI_ENDPOINT")),
-    ],
+    [(S3, ("AWS_CONTAINER_CREDENTIALS_FULL_URI",)), (Azure, ("AZURE_IDENTITY_ENDPOINT", "AZURE_MSI_ENDPOINT"))],
 )
 async def test_service_that_hands_out_credentials_is_not_asked(
     variant: type[S3] | type[Azure], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -122,12 +122,7 @@ class Replicas:
 
 @contextlib.asynccontextmanager
 async def replicated_run(
-    folder: Path,
-    databases: Databases,
-    count: int = 2,
-    around: Surroundings | None = None,
-    /,
-    **overrides: Any,
+    folder: Path, databases: Databases, count: int = 2, around: Surroundings | None = None, /, **overrides: Any
 ) -> AsyncIterator[Replicas]:
     """Yield a run with this number of coordinators; clients reach each of them with every further request.
 

@@ -117,10 +117,7 @@ class MaliciousCoordinator:
         await send({"type": "http.response.body", "body": content})
 
     async def _changed(self, method: str, path: str, answer: httpx.Response) -> bytes:
-        kind = next(
-            (kind for kind, wanted, place in _BY_PATH if wanted in ("*", method) and place.search(path)),
-            None,
-        )
+        kind = next((kind for kind, wanted, place in _BY_PATH if wanted in ("*", method) and place.search(path)), None)
         if kind is None or answer.status_code not in (200, 201):
             return answer.content
         if kind == "RunDocument":

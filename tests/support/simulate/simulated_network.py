@@ -211,11 +211,7 @@ class SimulatedApi(ForwardedApi):
     """
 
     def __init__(
-        self,
-        address: Address,
-        link: Link,
-        tasks: asyncio.TaskGroup,
-        saw: Callable[[RunDocument], None],
+        self, address: Address, link: Link, tasks: asyncio.TaskGroup, saw: Callable[[RunDocument], None]
     ) -> None:
         super().__init__(InProcessCoordinator(address.handlers, address.state.run_id, link.pieces, lambda: link.closed))
         self._address = address

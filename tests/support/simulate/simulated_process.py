@@ -80,10 +80,7 @@ class ProcessLoop(VirtualLoop):
     """A loop in virtual time whose processes can be stopped."""
 
     def call_soon(
-        self,
-        callback: Callable[[Unpack[Args]], object],
-        *args: *Args,
-        context: contextvars.Context | None = None,
+        self, callback: Callable[[Unpack[Args]], object], *args: *Args, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         step = _step_of(callback, args, context)
         if step is None:

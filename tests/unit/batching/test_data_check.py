@@ -8,14 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from epochal.batching.data_check import (
-    LOOK_BYTES,
-    MAX_PLACES,
-    SYSTEMATIC_PLACES,
-    DataFindings,
-    DataNeeds,
-    look_at_data,
-)
+from epochal.batching.data_check import LOOK_BYTES, MAX_PLACES, SYSTEMATIC_PLACES, DataFindings, DataNeeds, look_at_data
 from epochal.batching.packing.packed_batches import Packing
 from epochal.data_providers.mixes.mixture import MixPhase
 from epochal.data_providers.mixes.weighted import Weighted, WeightedDataProvider

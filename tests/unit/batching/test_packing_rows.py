@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.batching.packing.packer import packed
-from epochal.batching.packing.row_choice import (
-    MAX_CANDIDATES,
-    best_fit_decreasing,
-    fill_row,
-    tail_rows,
-)
+from epochal.batching.packing.row_choice import MAX_CANDIDATES, best_fit_decreasing, fill_row, tail_rows
 from epochal.batching.packing.samples import RawSample, raw_samples
 from epochal.data_providers.protocol import IGNORED_LABEL, TokenBatch
 from tests.support.data.packing import ROW, packer_of

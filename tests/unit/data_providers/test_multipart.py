@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.data_providers.sources.http.filled_buffer import Filling
-from epochal.data_providers.sources.http.multipart import (
-    MAX_PART_HEAD_BYTES,
-    BadMultipart,
-    Parts,
-    boundary_of,
-)
+from epochal.data_providers.sources.http.multipart import MAX_PART_HEAD_BYTES, BadMultipart, Parts, boundary_of
 from tests.fuzz.multipart import BOUNDARY, RANGES, SIZE_BYTES, fill_from_parts, fuzz_one
 
 DATA = bytes(range(SIZE_BYTES))

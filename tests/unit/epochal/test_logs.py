@@ -117,11 +117,7 @@ def test_other_lines_at_a_terminal_have_four_digits_and_short_digests() -> None:
             "the coordinator's key is kept in me.known",
         ),
         ("trainer_opened", {"opening_s": 1.23456}, "the trainer is open, after 1.235 s"),
-        (
-            "replica_held",
-            {"step": 4, "replica_digest": "ab" * 32, "origin": "checkpoint"},
-            "holds the model of step 4",
-        ),
+        ("replica_held", {"step": 4, "replica_digest": "ab" * 32, "origin": "checkpoint"}, "holds the model of step 4"),
         ("became_ready", {"step": 4}, "ready with the model of step 4"),
         ("waits", {"for": "members: 1 of 2"}, "waits for members: 1 of 2"),
         ("takes_no_part_for_now", {"reason": "it is not idle"}, "takes no part for now: it is not idle"),

@@ -37,11 +37,7 @@ def state_served_at(address: str) -> StateFile:
             " --tls-cert cert.pem --tls-key key.pem",
             "https://localhost:8000 --key me.key --new-key --tls-ca cert.pem",
         ),
-        (
-            "a.example:39405",
-            " --host 0.0.0.0 --insecure",
-            "http://a.example:8000 --key me.key --new-key --insecure",
-        ),
+        ("a.example:39405", " --host 0.0.0.0 --insecure", "http://a.example:8000 --key me.key --new-key --insecure"),
     ],
 )
 def test_commands_reach_where_the_data_server_is(address: str, listening: str, joining: str) -> None:

@@ -57,12 +57,7 @@ async def test_checkpoint_of_one_part_needs_no_manifest() -> None:
     assert (await download_of(HeldBlobs(data)).fetch(ref)).to_bytes() == data
 
 
-WRONG = {
-    "truncated": PARTS[1][:100],
-    "oversized": PARTS[1] + b"!",
-    "swapped": PARTS[0],
-    "damaged": PARTS[1][::-1],
-}
+WRONG = {"truncated": PARTS[1][:100], "oversized": PARTS[1] + b"!", "swapped": PARTS[0], "damaged": PARTS[1][::-1]}
 
 
 @pytest.mark.parametrize("rule", WRONG)

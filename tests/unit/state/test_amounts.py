@@ -6,8 +6,7 @@ from epochal.state.text.amounts import all_of, counted, shown_bytes
 
 
 @pytest.mark.parametrize(
-    ("size", "text"),
-    [(1, "1 byte"), (12, "12 bytes"), (1500, "1.5 KB"), (63_938_000, "63.9 MB"), (4.03e9, "4.03 GB")],
+    ("size", "text"), [(1, "1 byte"), (12, "12 bytes"), (1500, "1.5 KB"), (63_938_000, "63.9 MB"), (4.03e9, "4.03 GB")]
 )
 def test_bytes_are_shown_with_three_digits(size: float, text: str) -> None:
     assert shown_bytes(size) == text

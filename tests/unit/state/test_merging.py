@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.errors import InternalError
-from epochal.state.merging import (
-    CHUNK_ELEMENTS,
-    Diverged,
-    OuterStep,
-    UnsoundArithmetic,
-    merge,
-    verify_arithmetic,
-)
+from epochal.state.merging import CHUNK_ELEMENTS, Diverged, OuterStep, UnsoundArithmetic, merge, verify_arithmetic
 from epochal.state.model.replica import Replica, replica_digest
 from epochal.state.model.tensors import Float32Array
 

@@ -15,11 +15,7 @@ from epochal.state.errors import TrainerFailed
 from epochal.state.model.computed_class import is_computed_class
 from epochal.state.model.tensors import Tensors
 from epochal.trainers.architectures import open_model
-from epochal.trainers.ngram.model import (
-    padded_targets,
-    padded_tokens,
-    parameter_shapes,
-)
+from epochal.trainers.ngram.model import padded_targets, padded_tokens, parameter_shapes
 from epochal.trainers.protocol import Trainer
 from epochal.trainers.registry import open_trainer
 from tests.support.data.states import state_file

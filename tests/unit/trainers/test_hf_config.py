@@ -89,10 +89,7 @@ def test_configs_of_other_models_train_in_float32(changed: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"num_key_value_heads": 3},
-            "RuntimeError The size of tensor a .*; allowed: a config with which",
-        ),
+        ({"num_key_value_heads": 3}, "RuntimeError The size of tensor a .*; allowed: a config with which"),
         (
             {"model_type": "granite", "logits_scaling": 0.0},
             "with random parameters it computes numbers that are not finite",

@@ -40,9 +40,7 @@ async def test_numpy_loss_falls_over_rounds() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])
-async def test_numpy_token_outside_the_vocabulary_is_refused(
-    kind: type[np.unsignedinteger[Any]],
-) -> None:
+async def test_numpy_token_outside_the_vocabulary_is_refused(kind: type[np.unsignedinteger[Any]]) -> None:
     trainer, sequences = numpy_trainer(), sequences_of(4, 4, 4, 4, kind=kind)
     sequences[2][1] = 256
     with pytest.raises(TrainerFailed, match="token 256; the model knows bytes only, 0 to 255"):

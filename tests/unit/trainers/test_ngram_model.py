@@ -14,11 +14,7 @@ from epochal.batching.micro_batches import Example
 from epochal.state.config.model_table import NgramConfig
 from epochal.trainers.ngram import model as ngram
 from epochal.trainers.ngram.learner import NgramModel
-from epochal.trainers.ngram.model import (
-    initial_parameters,
-    padded_tokens,
-    parameter_shapes,
-)
+from epochal.trainers.ngram.model import initial_parameters, padded_tokens, parameter_shapes
 from tests.support.models.local_training import SEED, TINY, bytes_of, loss_and_gradient, sequences_of
 
 GOLDEN_INITIAL_VALUES = ["0x1.9d1c100000000p-4", "-0x1.889c000000000p-5", "-0x1.8488900000000p-2"]

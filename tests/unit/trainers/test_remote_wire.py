@@ -11,11 +11,7 @@ from hypothesis import strategies as st
 from epochal.batching.chunking.column_chunks import Rows
 from epochal.batching.micro_batches import Example
 from epochal.state.errors import InvalidDocument, InvalidInput, Refused
-from epochal.trainers.remote.service_messages import (
-    batch_of,
-    decode_examples,
-    encode_examples,
-)
+from epochal.trainers.remote.service_messages import batch_of, decode_examples, encode_examples
 from tests.support.drive.served_training import client_of, rows_of
 
 

@@ -17,9 +17,7 @@ from tests.support.bounds import BOUND_S
 from tests.support.drive.served import SPEC
 
 
-async def test_requests_beyond_the_bound_are_refused_until_one_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_requests_beyond_the_bound_are_refused_until_one_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("epochal.training_service.service.MAX_WAITING", 2)
     worker, goes_on = WorkerThread("arithmetic"), threading.Event()
     metrics = TrainingMetrics(CollectorRegistry())

@@ -28,9 +28,7 @@ from tests.support.simulate.memory_store import MemoryStore
 
 PART_BYTES = 1024
 REPLICA = Replica(
-    0,
-    {"w": np.arange(600, dtype=np.float32).reshape(30, 20) / np.float32(600)},
-    {"w": np.zeros((30, 20), np.float32)},
+    0, {"w": np.arange(600, dtype=np.float32).reshape(30, 20) / np.float32(600)}, {"w": np.zeros((30, 20), np.float32)}
 )
 DATA = checkpoint_bytes(REPLICA)
 

@@ -19,14 +19,7 @@ from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.data_providers.providers.local import LocalDataProvider
 from epochal.data_providers.tcp.client_connection import DataServerAddress
 from epochal.data_providers.tcp.data_client import PIECE_BYTES, TcpDataProvider
-from epochal.data_providers.tcp.frames import (
-    HEADER_BYTES,
-    FrameKind,
-    Hello,
-    frame_header,
-    json_frame,
-    parse_header,
-)
+from epochal.data_providers.tcp.frames import HEADER_BYTES, FrameKind, Hello, frame_header, json_frame, parse_header
 from epochal.data_providers.tcp.payloads import welcome_of
 from epochal.data_providers.tcp.server_limits import ServerLimits
 from epochal.runtime.connections.shedding import ConnectionLimits, Shed

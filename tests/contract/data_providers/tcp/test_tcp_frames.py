@@ -37,11 +37,7 @@ from epochal.state.wire import parse_document
 from tests.fuzz.frames import PIECES, Forgetful, fuzz_one
 
 PAGE = (Path(__file__).parents[4] / "docs" / "data-protocol.md").read_text(encoding="utf-8")
-DOCUMENTS: dict[FrameKind, Any] = {
-    FrameKind.HELLO: Hello,
-    FrameKind.WELCOME: Welcome,
-    FrameKind.ERROR: DataFailure,
-}
+DOCUMENTS: dict[FrameKind, Any] = {FrameKind.HELLO: Hello, FrameKind.WELCOME: Welcome, FrameKind.ERROR: DataFailure}
 
 
 def examples() -> list[tuple[dict[str, Any], bytes]]:
@@ -140,8 +136,7 @@ def test_header_is_read_as_written_or_refused(kind: FrameKind, request: int, len
 def frames() -> st.SearchStrategy[bytes]:
     """Return frames that are almost right, one after the other."""
     json_payloads = st.one_of(
-        st.just(json_frame(FrameKind.ERROR, 1, DataFailure("corrupt", "x"))[HEADER_BYTES:]),
-        st.binary(max_size=40),
+        st.just(json_frame(FrameKind.ERROR, 1, DataFailure("corrupt", "x"))[HEADER_BYTES:]), st.binary(max_size=40)
     )
     payloads = st.one_of(json_payloads, *(st.binary(min_size=length, max_size=length) for length in PIECES))
     whole = st.builds(

@@ -7,12 +7,7 @@ import numpy as np
 import pytest
 
 from epochal.coordinator.blobs import leased_slices
-from epochal.coordinator.blobs.leased_slices import (
-    FREE_FOR_S,
-    AddedResult,
-    LeasedSlices,
-    SharedSum,
-)
+from epochal.coordinator.blobs.leased_slices import FREE_FOR_S, AddedResult, LeasedSlices, SharedSum
 from epochal.coordinator.blobs.leases import GRACE_S, LEASE_S, MAX_LEASES, MIN_BYTES_PER_S, PRESENT_FOR_S
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.worker_thread import InlineWorker

@@ -6,14 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from epochal.coordinator.blobs.transfers import (
-    GIVE_WAY_S,
-    GRACE_S,
-    MAX_WAIT_S,
-    MIN_BYTES_PER_S,
-    Places,
-    Transfer,
-)
+from epochal.coordinator.blobs.transfers import GIVE_WAY_S, GRACE_S, MAX_WAIT_S, MIN_BYTES_PER_S, Places, Transfer
 from epochal.state.errors import Refused
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId

@@ -7,13 +7,7 @@ import pytest
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.journal_records import JournalRecord, Segment
-from epochal.coordinator.machine.records import (
-    ReplayDiffers,
-    encode_record,
-    encode_snapshot,
-    replay,
-    replay_tail,
-)
+from epochal.coordinator.machine.records import ReplayDiffers, encode_record, encode_snapshot, replay, replay_tail
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.stimuli import RULES_VERSION, Stamped
 from epochal.coordinator.machine.views import document_of

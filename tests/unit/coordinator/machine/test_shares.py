@@ -8,14 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.coordinator.machine.parts.speed import Speed, TimedDelivery
-from epochal.coordinator.machine.shares import (
-    NEARLY,
-    ROUNDS_PER_TURN,
-    Sharing,
-    Timed,
-    ending_together,
-    shared_roster,
-)
+from epochal.coordinator.machine.shares import NEARLY, ROUNDS_PER_TURN, Sharing, Timed, ending_together, shared_roster
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.documents import MAX_SHARE, Roster, WorkList
 from epochal.state.intervals import BatchId, total_batches

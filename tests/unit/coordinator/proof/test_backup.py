@@ -36,12 +36,7 @@ async def kept_run(run_dir: Path) -> Path:
     key = await signing_key_of(store, anew=False)
     refs = tuple(CheckpointRef(step, sha256_hex(data), len(data), Sha256("ab" * 32)) for step, data in enumerate(BLOBS))
     before = new_run(state_file(), lineage="ab" * 16, coordinator_key=key.public_key_hex, now_s=1.0)
-    run = before.with_parts(
-        replace(
-            before.models,
-            checkpoints=refs,
-        )
-    )
+    run = before.with_parts(replace(before.models, checkpoints=refs))
     await RunJournal.begin(store.journal, run)
     for data in BLOBS:
         await store.blobs.receive(sha256_hex(data), len(data), one_piece(data))

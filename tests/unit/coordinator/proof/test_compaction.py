@@ -31,11 +31,7 @@ from tests.support.simulate.virtual_time import run_virtually
 LEFT = 2
 """Number of segments that a checkpoint does not include: from the older kept one on, and after the newer."""
 
-VERY_SHORT_EPOCHS = {
-    "config__epoch_time": 0.25,
-    "config__warmup_time": 0.2,
-    "config__max_round_train_time": 0.2,
-}
+VERY_SHORT_EPOCHS = {"config__epoch_time": 0.25, "config__warmup_time": 0.2, "config__max_round_train_time": 0.2}
 STATEMENTS_OF_A_STEP = 15
 """Fewer than keep a proof, append a record, and delete a segment and the proof before."""
 

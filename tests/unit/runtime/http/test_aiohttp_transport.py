@@ -128,11 +128,7 @@ async def test_answers_of_every_form_arrive_whole(answer: bytes, status: int, bo
         ),
         (b"nonsense, Content-Length\r\n\r\n", httpx.RemoteProtocolError, "."),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n" + b"x" * 99, httpx.RemoteProtocolError, "50 bytes"),
-        (
-            b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nxyz",
-            httpx.DecodingError,
-            "not gzip",
-        ),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nxyz", httpx.DecodingError, "not gzip"),
     ],
 )
 async def test_exchange_that_fails_is_an_error_of_httpx(
@@ -177,10 +173,7 @@ async def test_request_waits_for_a_connection_and_no_longer_than_allowed() -> No
 
 @pytest.mark.parametrize(
     "begin",
-    [
-        b"HTTP/1.1 200 OK\r\nA: ",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: ",
-    ],
+    [b"HTTP/1.1 200 OK\r\nA: ", b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\nA: "],
     ids=["a field", "a trailer"],
 )
 async def test_endless_head_is_refused_after_its_limit(begin: bytes) -> None:

@@ -91,8 +91,7 @@ async def test_merger_raises_what_the_rule_raises() -> None:
 
 @needs_glibc_x86_64
 @pytest.mark.parametrize(
-    ("mode", "what"),
-    [(FLUSH_TO_ZERO, "a denormal result"), (DENORMALS_ARE_ZERO, "a denormal"), (ROUND_DOWN, "a tie")],
+    ("mode", "what"), [(FLUSH_TO_ZERO, "a denormal result"), (DENORMALS_ARE_ZERO, "a denormal"), (ROUND_DOWN, "a tie")]
 )
 async def test_merger_in_a_thread_with_another_arithmetic_refuses_to_merge(
     mode: int, what: str, monkeypatch: pytest.MonkeyPatch

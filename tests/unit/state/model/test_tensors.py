@@ -85,13 +85,7 @@ def test_file_shorter_than_its_length_field_is_refused(length: int, rule: str) -
 
 @pytest.mark.parametrize(
     ("header_bytes", "rule"),
-    [
-        (MAX_HEADER, "size"),
-        (MAX_HEADER + 8, "header"),
-        (9, "header"),
-        (7, "header"),
-        (16, "size"),
-    ],
+    [(MAX_HEADER, "size"), (MAX_HEADER + 8, "header"), (9, "header"), (7, "header"), (16, "size")],
 )
 def test_header_is_a_multiple_of_eight_bytes_up_to_the_bound(header_bytes: int, rule: str) -> None:
     assert rule_of(struct.pack("<Q", header_bytes) + b"        ") == rule

@@ -31,10 +31,7 @@ def room(**overrides: Any) -> int:
         ({"merge__error_feedback": True}, 2 * PARAMETERS_BYTES),
         ({"merge__outer_momentum": 0.0}, -2 * PARAMETERS_BYTES),
         ({"merge__delay": 1}, REPLICA_BYTES + INT4_BYTES),
-        (
-            {"merge__delay": 1, "merge__error_feedback": True},
-            REPLICA_BYTES + INT4_BYTES + 3 * PARAMETERS_BYTES,
-        ),
+        ({"merge__delay": 1, "merge__error_feedback": True}, REPLICA_BYTES + INT4_BYTES + 3 * PARAMETERS_BYTES),
         ({"config__init_min_clients": 16}, 0),
     ],
 )

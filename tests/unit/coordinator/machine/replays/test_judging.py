@@ -914,9 +914,7 @@ def _reports(driver: Driver, key: str) -> Iterator[ReplayJudged]:
 
 @given(events=_events())
 @settings(max_examples=20, deadline=None)
-def test_batches_are_applied_once_and_three_replays_convict(
-    events: list[tuple[str, int, float]],
-) -> None:
+def test_batches_are_applied_once_and_three_replays_convict(events: list[tuple[str, int, float]]) -> None:
     driver = verified(1, 2, 3, percent=30)  # after each stimulus it checks that every batch is counted once
     for kind, number, excess in events:
         if len(driver.run.members) < 2:

@@ -229,10 +229,7 @@ def test_bound_of_quarantine_counts_what_this_round_quarantines_too() -> None:
     before = run_with()
     run = begin_round(
         replace(
-            before,
-            round=None,
-            progress=replace(before.progress, step=51),
-            work=replace(before.work, suspects=bad),
+            before, round=None, progress=replace(before.progress, step=51), work=replace(before.work, suspects=bad)
         ),
         Seed(digest_of("seed")),
     )

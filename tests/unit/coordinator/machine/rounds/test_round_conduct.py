@@ -7,11 +7,7 @@ import pytest
 from epochal.coordinator.machine import stimuli
 from epochal.coordinator.machine.instructions import SentToRest
 from epochal.coordinator.machine.parts.checkpointers import current_checkpointer
-from epochal.coordinator.machine.parts.conduct import (
-    FIRST_REST_S,
-    MISSES_BEFORE_REST,
-    NEWCOMER,
-)
+from epochal.coordinator.machine.parts.conduct import FIRST_REST_S, MISSES_BEFORE_REST, NEWCOMER
 from epochal.coordinator.machine.parts.run_members import MAX_DEPARTED, remembered
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.errors import FailureKind

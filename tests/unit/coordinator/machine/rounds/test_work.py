@@ -23,10 +23,7 @@ def run_with(members: int = 4, **fields: Any) -> Run:
     work = {name: value for name, value in fields.items() if hasattr(run.work, name)}
     progress = {name: value for name, value in fields.items() if name not in work}
     return replace(
-        run,
-        round=None,
-        work=replace(run.work, **{"cursor": 100, **work}),
-        progress=replace(run.progress, **progress),
+        run, round=None, work=replace(run.work, **{"cursor": 100, **work}), progress=replace(run.progress, **progress)
     )
 
 
