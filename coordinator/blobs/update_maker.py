@@ -44,7 +44,7 @@ from epochal.state.codecs.codec import Block
 from epochal.state.codecs.codecs_by_name import codec_named
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import CheckpointRef, Outcome, UpdateRef
-from epochal.state.errors import EpochalError, Refused
+from epochal.state.errors import EpochalError, InvalidDocument, Refused, StoreBlocked, StoreFailed
 from epochal.state.intervals import total_batches
 from epochal.state.merging import Diverged, UnsoundArithmetic
 from epochal.state.messages.deliveries import MAX_DELIVERED_BYTES
@@ -377,16 +377,37 @@ class UpdateMaker:
             self._held = None
             held = await self._loaded(run, newest)
         while held.step < step:
-            update = run.models.updates[held.step + 1]
-            header = UpdateHeader.of(run.models.outcomes[held.step + 1], self._merger.rule(held.step + 1))
-            async with opened_parts(self._service.blobs, [sha256 for sha256, _ in run.models.blobs_of(update)]) as file:
-                held = await self._merger.applied(held.replica, decode_update(file.view(), header, held.replica.layout))
-            if held.digest != update.replica_digest:
-                self._held = None
-                message = f"replica {held.step} is {held.digest}; {update.replica_digest} was journalled"
-                raise Refused(Refusal.REPLICA_DIFFERS, message)
+            held = await self._after(run, held)
         self._held = held
         return held
+
+    async def _after(self, run: Run, held: HeldReplica) -> HeldReplica:
+        """Return the next replica, by the kept update, or by the same one made again if that is lost or damaged."""
+        update, outcome = run.models.updates[held.step + 1], run.models.outcomes[held.step + 1]
+        header, layout = UpdateHeader.of(outcome, self._merger.rule(outcome.step)), held.replica.layout
+        blobs = run.models.blobs_of(update)
+        try:
+            async with opened_parts(self._service.blobs, [sha256 for sha256, _ in blobs]) as file:
+                found = await self._merger.applied(held.replica, decode_update(file.view(), header, layout))
+        except StoreBlocked:
+            raise
+        except (Refused, StoreFailed, InvalidDocument, Diverged) as error:
+            wrong = error.message
+        else:
+            if found.digest == update.replica_digest:
+                return found
+            wrong = f"it leads to replica {found.digest}; {update.replica_digest} was journalled"
+        log.warning("update_made_again", extra={"step": outcome.step, "reason": wrong})
+        arrival = Arrival()
+        _, found = await self._made(await self._sum_of(outcome), header, held.replica, arrival)
+        self._sum = None
+        if found.digest != update.replica_digest:
+            self._held = None
+            message = f"replica {found.step} is {found.digest}; {update.replica_digest} was journalled"
+            raise Refused(Refusal.REPLICA_DIFFERS, message)
+        async for _ in keep_in_parts(self._service.blobs, update.size_bytes, arrival.pieces(), blobs[0][1]):
+            pass
+        return found
 
     async def _loaded(self, run: Run, checkpoint: CheckpointRef) -> HeldReplica:
         """Return the replica of a checkpoint, copied to the spool."""

@@ -20,12 +20,19 @@ WHAT_TO_DO = "put them back from a backup, or restore a whole backup and start w
 
 
 async def check_blobs_are_there(run: Run, blobs: BlobReader, store_name: str) -> None:
-    """Raise `StoreFailed` unless each blob that the run relies on is held and has its size; do not read any."""
+    """Raise `StoreFailed` unless each blob that the run relies on is held and has its size; do not read any.
+
+    Updates are made of other blobs: one that is lost is logged.
+    """
     wrong, kept = [], blobs_kept(run)
+    made = {sha256 for update in run.models.updates.values() for sha256, _ in run.models.blobs_of(update)}
     with long_work("looking for the run's blobs", len(kept), "blobs") as work:
         for blob in kept:
             if (text := await wrong_size(blob, blobs)) is not None:
-                wrong.append(text)
+                if blob.sha256 in made:
+                    log.warning("update_lost", extra={"reason": text, "consequence": "it is made again of results"})
+                else:
+                    wrong.append(text)
             work.advance()
     if wrong:
         more = f"\n  and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
