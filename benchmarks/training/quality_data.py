@@ -36,23 +36,14 @@ def document() -> dict[str, Any]:
         setting = clients_setting(steps)
         rows.append(_row("local_steps", setting, [Run(setting, seed).result().loss for seed in SEEDS], alone))
     rows += [_row("local_steps", setting, Row(setting).losses, alone) for setting in MUON_ROUNDS]
-    rows += [_row("codec", setting, Row(setting).losses, beside(setting).losses) for setting in smallest(shown())]
-    rows += [_row("update", setting, Row(setting).losses, exact_of(setting).losses) for setting in smallest(updates())]
-    rows += [
-        _row("delay", setting, Row(setting).losses, without_delay(setting).losses) for setting in smallest(delays())
-    ]
+    rows += [_row("codec", setting, Row(setting).losses, beside(setting).losses) for setting in shown()]
+    rows += [_row("update", setting, Row(setting).losses, exact_of(setting).losses) for setting in updates()]
+    rows += [_row("delay", setting, Row(setting).losses, without_delay(setting).losses) for setting in delays()]
     for setting in RESETS:
         if losses := Row(setting).losses:
             rows.append(_row("inner_state", setting, losses, Row(kept_of(setting)).losses))
     rows.append(_row("machine", MUON_MACHINE, Row(MUON_MACHINE).losses, alone))
-    larger = [setting for setting in updates() if setting not in smallest(updates())]
-    rows += [_row("update", setting, Row(setting).losses, exact_of(setting).losses) for setting in larger]
     return {"made_by": "python -m benchmarks quality codecs --write PAGE", "unit": "nats per byte", "rows": rows}
-
-
-def smallest(settings: Sequence[Setting]) -> list[Setting]:
-    """Return those of the smallest model, which has the most seeds and tokens, and of which prices are."""
-    return [setting for setting in settings if setting.size == MACHINE.size]
 
 
 def text() -> str:

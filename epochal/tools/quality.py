@@ -285,9 +285,21 @@ def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
         parts.append(f"{merge.codec} only in rounds of {' or '.join(map(str, rounds))}")
     if merge.update != "exact" and not _update_rows(merge):
         parts.append(f"an update as {merge.update} is not measured, and counts as exact")
-    larger = [row for row in LARGER if row.choice == "update" and row.merge.update == merge.update]
-    parts += [f"{merge.update} updates at {row.parameters / 1e6:.2g} M: {_shown_seeds(row)}" for row in larger]
-    return "; ".join(parts)
+    return "; ".join([*parts, *_of_larger(merge)])
+
+
+def _of_larger(merge: MergeConfig) -> list[str]:
+    """Return what a table's choices cost with larger models than that of the prices, as far as it was measured."""
+    without = _without_delay(merge)
+    chosen = {
+        "codec": (f"{merge.codec} results", lambda row: _of_codec(row.merge) == _of_codec(without)),
+        "update": (f"{merge.update} updates", lambda row: row.merge.update == merge.update),
+        "delay": ("delay", lambda row: _of_delay(row.merge) == _of_delay(merge)),
+    }
+    found = [(chosen[row.choice], row) for row in LARGER if row.choice in chosen]
+    return [
+        f"{name} at {row.parameters / 1e6:.2g} M: {_shown_seeds(row)}" for (name, is_of), row in found if is_of(row)
+    ]
 
 
 def _shown_seeds(row: Measured) -> str:

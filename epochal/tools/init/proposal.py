@@ -144,6 +144,9 @@ def chosen_local_steps(draft: StateFile) -> int:
     return max((steps for steps in allowed if loss(steps) <= MOST_LOSS), default=min(allowed, key=loss))
 
 
+_WOULD_CHANGE = "what would change it (losses are a small model's, in the measured rounds nearest to these):"
+
+
 def _notice(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions, plan: Plan) -> str:
     most, told = f"{100 * MOST_LOSS - 100:.0f} %", list[str]()
     if plan.loss is not None and plan.loss > MOST_LOSS:
@@ -158,7 +161,7 @@ def _waits(state: StateFile, groups: Sequence[ClientGroup], options: PlanOptions
     changes = advised(state, groups, options, plan).suggestions[:TOLD_CHANGES]
     told = [f"  - {one.change}: {one.faster:.2g} x the tokens/s, {shown_loss(one.loss)}" for one in changes]
     lines = [f"clients of this run train {plan.training_part:.0%} of the time".replace("%", " %"), plan.bottleneck]
-    return [": ".join(lines), *(["what would change it:", *told] if told else [])]
+    return [": ".join(lines), *([_WOULD_CHANGE, *told] if told else [])]
 
 
 def _long_enough(
