@@ -56,10 +56,15 @@ async def config_of(operator: CoordinatorClient) -> tuple[RunDocument, StateFile
     return document, await operator.config(document.config_sha256)
 
 
-def check_client_id(client_id: str) -> None:
-    """Raise `InvalidInput` unless it can be a client's id or the beginning of one."""
-    if not _CLIENT_ID.fullmatch(client_id):
-        raise InvalidInput(f"{client_id!r} is not a client id; allowed: 4 to 32 hex digits, as `status` shows them")
+def check_client_id(client_id: str, *, is_whole: bool = False) -> None:
+    """Raise `InvalidInput` unless it can be a client's id or, where not the whole is wanted, the beginning of one."""
+    if not _CLIENT_ID.fullmatch(client_id) or (is_whole and len(client_id) < _CLIENT_ID_DIGITS):
+        allowed = (
+            f"all {_CLIENT_ID_DIGITS} hex digits, as the notice has them"
+            if is_whole
+            else "4 to 32 hex digits, as `status` shows them"
+        )
+        raise InvalidInput(f"{client_id!r} is not a client id; allowed: {allowed}")
 
 
 def parse_batches(texts: Sequence[str]) -> tuple[BatchId, ...] | None:

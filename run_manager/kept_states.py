@@ -91,7 +91,7 @@ class KeptStates:
 
     def growth_bytes(self, layout: TensorLayout, state: StateFile) -> int:
         """Return the room that the files may take in a model of this layout, beyond what they have."""
-        return max(0, inner_states_bytes(layout, state) - sum(path.stat().st_size for path in self._paths()))
+        return max(0, inner_states_bytes(layout, state) - sum(file.st_size for file in self._files().values()))
 
     async def end(self, step: int, begin: StateBlob | None, rounds: int) -> InnerStates:
         """Write the state after a round, and return the files of the round's states.
@@ -145,11 +145,15 @@ class KeptStates:
         return trainer
 
     def _path_of(self, sha256: Sha256) -> Path | None:
-        return next((path for path in self._paths() if path.name.partition("-")[2] == sha256 + _SUFFIX), None)
+        return next((path for path in self._files() if path.name.partition("-")[2] == sha256 + _SUFFIX), None)
 
-    def _paths(self) -> list[Path]:
-        """Return the files, the oldest first."""
-        return sorted(self._folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    def _files(self) -> dict[Path, os.stat_result]:
+        """Return the files, the oldest first. The worker may delete some meanwhile."""
+        found = dict[Path, os.stat_result]()
+        for path in self._folder.glob(f"*{_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat()
+        return dict(sorted(found.items(), key=lambda file: file[1].st_mtime_ns))
 
     def _read(self, path: Path, sha256: Sha256) -> SpoolFile | None:
         """Return the content of a file; None if it is not what its name says."""
@@ -179,5 +183,5 @@ class KeptStates:
         return StateBlob(Sha256(digest.hexdigest()), stream.size_bytes)
 
     def _prune(self, most: int) -> None:
-        for path in self._paths()[:-most]:
+        for path in list(self._files())[:-most]:
             path.unlink(missing_ok=True)

@@ -149,8 +149,14 @@ class OpenReplay:
 
     @property
     def accusers(self) -> frozenset[str]:
-        """The verifiers that find it false, by as many reports as convict; none if one alone is contradicted."""
+        """The verifiers that find it false, by as many reports as convict.
+
+        None if one alone is contradicted, or if the replays in the client's own class pass, which are the nearest ones.
+        """
         if len(self.reports) < REPORTS_TO_CONVICT or self.answer_ratio <= 1:
+            return frozenset()
+        in_own_class = [one.ratio <= 1 for one in self.reports if one.report.replay_class == one.report.result_class]
+        if in_own_class and all(in_own_class):
             return frozenset()
         found = frozenset(one.verifier for one in self.reports if one.ratio > 1)
         is_contradicted = len(found) == 1 and any(one.verifier not in found for one in self.reports)

@@ -17,11 +17,12 @@ from epochal.coordinator.machine.parts.verification import (
     Verification,
     replay_key,
 )
-from epochal.coordinator.machine.replays.reveals import rounds_to_reveal
+from epochal.coordinator.machine.replays.reveals import revealed_of, rounds_to_reveal
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import ResultsCompared
 from epochal.state.documents import Outcome, OutcomeEntry
 from epochal.state.errors import Refused
+from epochal.state.intervals import total_batches
 from epochal.state.messages.replay_messages import Likeness
 from epochal.state.refusals import Refusal
 
@@ -31,6 +32,10 @@ ALL_ALIKE = 0.9
 """Median of a round's largest cosines from which being alike says nothing: all are."""
 APART = 0.1
 """Part of a round's median cosine with the others' mean below which a result points elsewhere, if it does so twice."""
+LEAST_USUAL = 1 / 16
+"""Median cosine with the others' mean up to which results have no direction in common: four times a sketch's error."""
+LEAST_PART = 0.5
+"""Part of the round's median number of batches below which a result's direction is mostly its own noise."""
 LEAST_COMPARED = 3
 """Number of compared results from which a round has a median."""
 
@@ -47,12 +52,17 @@ def take(run: Run, event: ResultsCompared) -> Handled:
     if run.state_file.verify is None:
         return run, ()
     members, told, opened = run.members, list[Instruction](), list[OpenReplay]()
-    usual = _Usual.of(event)
+    usual, keeps_state = _Usual.of(event), run.state_file.reveals_inner_states
+    least = LEAST_PART * median([total_batches(entry.assignment) for entry in outcome.entries] or [0])
     room = MAX_OPEN_REPLAYS - len(verification.open)
     for entry in outcome.entries:
         like = event.figures.get(entry.client_id)
         if like is None or entry.client_id not in members:
             continue
+        if keeps_state:  # with moments that are kept, one result of an honest client is like the next
+            like = like._replace(with_own=None)
+        if total_batches(entry.assignment) < least:
+            like = like._replace(with_mean=None)
         trust, is_apart = members.trust_of(entry.client_id), usual.is_apart(like)
         reason = usual.reason(like, was_apart=trust.was_apart)
         trust = replace(trust, was_apart=is_apart)
@@ -62,8 +72,9 @@ def take(run: Run, event: ResultsCompared) -> Handled:
             states = None if trust.counted is None or trust.counted.step != event.step else trust.counted.states
             is_new = len(opened) < room and replay_key(event.step, entry.client_id) not in verification.open
             is_late = event.step + rounds_to_reveal(run.state_file.verify.within) <= run.progress.step
-            if is_new and ((states is not None and not is_late) or not run.state_file.reveals_inner_states):
-                opened.append(replace(_replay_of(outcome, entry), states=states))
+            if is_new and ((states is not None and not is_late) or not keeps_state):
+                revealed = revealed_of(verification, entry.client_id, states)
+                opened.append(replace(_replay_of(outcome, entry), states=states, revealed=revealed))
         members = members.with_trust(entry.client_id, trust)
     after = _with_figures(members.verification, event)
     for one in opened:
@@ -89,8 +100,8 @@ class _Usual:
 
     def is_apart(self, like: Likeness) -> bool:
         """Whether a result points elsewhere than the others, which point in one direction themselves."""
-        usual = self._with_mean
-        return usual is not None and usual > 0 and like.with_mean is not None and like.with_mean < APART * usual
+        usual, own = self._with_mean, like.with_mean
+        return usual is not None and usual > LEAST_USUAL and own is not None and own < APART * usual
 
     def reason(self, like: Likeness, *, was_apart: bool) -> str:
         """Return why a result's client is flagged, "" if it is not."""

@@ -16,7 +16,7 @@ from epochal.coordinator.machine.parts.run_members import RunMembers
 from epochal.coordinator.machine.parts.run_models import RunModels
 from epochal.coordinator.machine.parts.verification import MAX_OPEN_REPLAYS, OpenReplay, Trust, Why
 from epochal.coordinator.machine.replays.closing import closed
-from epochal.coordinator.machine.replays.reveals import after_withheld, counted_states, with_counted
+from epochal.coordinator.machine.replays.reveals import after_withheld, counted_states, revealed_of, with_counted
 from epochal.coordinator.machine.run import Run
 from epochal.state.config.state_file import StateFile
 from epochal.state.documents import Outcome
@@ -109,8 +109,10 @@ def _drawn(
         if room <= reserved or why is None or (why == "drawn" and not is_drawn):
             continue
         room -= 1
+        states = counted_states(state_file, report)
         yield OpenReplay(
-            states=counted_states(state_file, report),
+            states=states,
+            revealed=revealed_of(members.verification, client_id, states),
             step=outcome.step,
             attempt=outcome.attempt,
             client_id=client_id,

@@ -15,7 +15,13 @@ from epochal.coordinator.machine import membership
 from epochal.coordinator.machine.instructions import Instruction, StateWithheld
 from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.run_members import RunMembers
-from epochal.coordinator.machine.parts.verification import MAX_REMEMBERED, UNTRUSTED, CountedStates, OpenReplay
+from epochal.coordinator.machine.parts.verification import (
+    MAX_REMEMBERED,
+    UNTRUSTED,
+    CountedStates,
+    OpenReplay,
+    Verification,
+)
 from epochal.coordinator.machine.replays.closing import closed
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import StateRevealed
@@ -87,6 +93,13 @@ def with_challenges(run: Run, own: OwnOutcome, client_id: ClientId) -> OwnOutcom
 def is_revealed(run: Run, client_id: ClientId, sha256: Sha256) -> bool:
     """Whether a client has revealed an inner state of an open replay."""
     return any(one.client_id == client_id and sha256 in one.revealed for one in _open_of(run))
+
+
+def revealed_of(verification: Verification, client_id: ClientId, states: InnerStates | None) -> tuple[Sha256, ...]:
+    """Return those of a result's inner states that its client has revealed already, for another open replay."""
+    of_client = (one.revealed for one in verification.open.values() if states and one.client_id == client_id)
+    held = {sha256 for revealed in of_client for sha256 in revealed}
+    return () if states is None else tuple(Sha256(one.sha256) for one in states.files() if one.sha256 in held)
 
 
 def _open_of(run: Run) -> Iterable[OpenReplay]:

@@ -92,7 +92,7 @@ def absolve(
     client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="Whole id of the client, as the notice shows it.")],
 ) -> None:
     """Let a client join again that replays had convicted, or trust one again of which each result is replayed."""
-    check_client_id(client_id)
+    check_client_id(client_id, is_whole=True)
     at.order(lambda operator: operator.absolve(ClientId(client_id)))
     typer.echo(f"client {client_id} is absolved; if it was ejected it may join again, as a new one")
 

@@ -130,6 +130,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         (("pause", "http://127.0.0.1:9", "--admin-token", "ü"), "not an admin token"),
         (("eject", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
         (("absolve", "http://127.0.0.1:9", "../../pause", "--admin-token", "t"), "'../../pause' is not a client id"),
+        (("absolve", "http://127.0.0.1:9", "bcf0626e9bfb", "--admin-token", "t"), "allowed: all 32 hex digits"),
     ],
 )
 def test_wrong_option_is_named_and_nothing_starts(folder: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -66,6 +66,17 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+async def test_file_that_is_deleted_while_another_is_looked_for_harms_nothing(tmp_path: Path) -> None:
+    client = await Client(tmp_path).opened()
+    await client.train()
+    kept = await client.states.end(1, None, 1)
+    (tmp_path / f"0-{'ab' * 32}.state").symlink_to(tmp_path / "deleted")
+    assert await client.states.begin(Sha256(kept.end.sha256)) == kept.end
+    layout = first_replica(0, await client.trainer.initial_parameters(SEED)).layout
+    growth = client.states.growth_bytes(layout, state_file(merge__inner_state="keep", verify={"within": 2}))
+    assert growth == 5 * 2 * layout.size_bytes - kept.end.size_bytes
+
+
 async def test_round_goes_on_from_a_kept_state_also_after_a_restart(tmp_path: Path) -> None:
     first = await Client(tmp_path).opened()
     assert await first.states.begin(None) is None

@@ -1,17 +1,23 @@
 """Results that are too like or too unlike others: their clients are flagged, and convicted by nobody."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochal.coordinator.insight.verification_view import verification_of
+from epochal.coordinator.machine.handle import handle
 from epochal.coordinator.machine.instructions import Convicted, Flagged, ReplaysDrawn
 from epochal.coordinator.machine.parts.verification import MAX_STEPS_COMPARED
-from epochal.coordinator.machine.stimuli import ResultsCompared
+from epochal.coordinator.machine.stimuli import ResultsCompared, Stamped
+from epochal.state.intervals import BatchId
 from epochal.state.messages.replay_messages import Likeness
 from epochal.state.wire import ClientId, Seed
 from tests.support.drive.machine_driver import Driver, client, played_once, refused
 from tests.unit.coordinator.machine.replays.test_judging import HONEST, play, report, verified
+from tests.unit.coordinator.machine.replays.test_reveals import keeping
+from tests.unit.coordinator.machine.replays.test_reveals import play as play_keeping
 
 SEED = Seed("5e" * 32)
 USUAL = Likeness(0.5, 0.4, 0.3)
@@ -73,6 +79,44 @@ def test_result_that_points_elsewhere_is_flagged_the_second_time_running() -> No
     (told,) = compared(driver, c3=apart)
     assert told.client_id == client(3)
     assert "cosine 0.04, where 0.5 was usual" in told.reason
+
+
+@pytest.mark.parametrize("usual", [-0.3, 0.0, 1 / 16])
+def test_nothing_points_elsewhere_where_results_point_nowhere(usual: float) -> None:
+    """A sketch knows a cosine to a sixty-fourth."""
+    driver, odd = trusted(), Likeness(-0.017, 0.1, 0.1)
+    of_all = {f"c{number}": Likeness(usual, 0.4, 0.3) for number in NUMBERS} | {"c3": odd}
+    assert compared(driver, **of_all) == compared(driver, **of_all) == []
+
+
+@pytest.mark.parametrize(("batches", "is_flagged"), [(1, False), (2, True)])
+def test_member_with_a_small_part_is_not_flagged_for_its_direction(batches: int, is_flagged: bool) -> None:
+    """What it points to is mostly the noise of its few samples. The others have four batches."""
+    driver = verified(*NUMBERS, percent=1, config__global_batch_size_start=16, config__global_batch_size_end=16)
+    told = list[Flagged]()
+    for _ in range(2):
+        play(driver)
+        step, run = driver.run.progress.replica_step, driver.run
+        outcome = run.models.outcomes[step]
+        few = (BatchId(outcome.entries[0].assignment[0].start, outcome.entries[0].assignment[0].start + batches - 1),)
+        entries = (replace(outcome.entries[0], assignment=few), *outcome.entries[1:])
+        outcomes = {**run.models.outcomes, step: replace(outcome, entries=entries)}
+        driver.run = replace(run, models=replace(run.models, outcomes=outcomes))
+        first = ClientId(outcome.entries[0].client_id)
+        figures = {client(number): USUAL for number in NUMBERS} | {first: Likeness(0.01, 0.1, 0.1)}
+        handled = handle(driver.run, Stamped(ResultsCompared(step, SEED, figures), driver.now_s, SEED))
+        driver.run = run.with_parts(handled[0].members)
+        told += [one for one in handled[1] if isinstance(one, Flagged)]
+    assert bool(told) is is_flagged
+
+
+def test_client_that_keeps_moments_may_send_what_is_like_its_last() -> None:
+    driver, like = keeping(*NUMBERS, percent=1), Likeness(0.5, 0.4, 0.99)
+    for _ in range(2):
+        play_keeping(driver)
+        figures = {client(number): USUAL for number in NUMBERS} | {client(2): like}
+        told = driver.send(ResultsCompared(driver.run.progress.replica_step, SEED, figures))
+        assert not [one for one in told if isinstance(one, Flagged)]
 
 
 @settings(max_examples=10)

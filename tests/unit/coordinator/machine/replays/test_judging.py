@@ -768,6 +768,19 @@ def test_verifier_beside_others_reports_a_result_once() -> None:
     report(driver, exam, HONEST, "h")
 
 
+@pytest.mark.parametrize("names", ["vvv", "abc"])
+def test_result_that_a_replay_in_its_own_class_passes_convicts_nobody(names: str) -> None:
+    """It was farther than is allowed from replays in another class, whose distances were not known well enough."""
+    driver, newcomer = with_newcomer()
+    heard(driver, *set(names))
+    (exam,) = open_of(driver, newcomer)
+    report(driver, exam, LIE, names[0], replay_class=GPU)
+    report(driver, exam, 0.0, names[1])
+    assert only(report(driver, exam, LIE, names[2], replay_class=GPU, took_ms=7), ReplayJudged).verdict == "unclear"
+    assert newcomer in driver.run.members
+    assert open_of(driver, newcomer) == []
+
+
 def test_verifier_alone_against_another_convicts_nobody() -> None:
     driver, newcomer = with_newcomer()
     heard(driver, "bad")

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from epochal.coordinator.blobs.announced import is_delivered
 from epochal.coordinator.machine.instructions import Convicted, StateWithheld
 from epochal.coordinator.machine.parts.verification import OpenReplay
 from epochal.coordinator.machine.replays.reveals import rounds_to_reveal, with_challenges
@@ -56,13 +57,14 @@ def open_of(driver: Driver, client_id: ClientId) -> list[OpenReplay]:
 
 
 def reveal(driver: Driver, *clients: ClientId) -> None:
-    """These clients upload what they are asked for."""
+    """These clients upload what they are asked for; what counts as delivered already is told to nobody."""
     for client_id in clients:
         for replay in open_of(driver, client_id):
             for file in replay.awaited:
                 expected = ExpectedState(client_id, Sha256(file.sha256), file.size_bytes)
                 assert expected_blob(driver.run, client_id, Sha256(file.sha256)) == expected
-                driver.send(StateRevealed(client_id, Sha256(file.sha256)))
+                if not is_delivered(driver.run, client_id, Sha256(file.sha256)):
+                    driver.send(StateRevealed(client_id, Sha256(file.sha256)))
 
 
 def report(driver: Driver, replay: OpenReplay, excess: float, state_excess: float | None, number: int = 1) -> None:
@@ -120,6 +122,23 @@ def test_replay_waits_for_both_states_and_keeps_them() -> None:
     assert wanted <= blobs_needed(driver.run)
     assert wanted <= {one.sha256 for one in blobs_kept(driver.run)}
     assert parse_snapshot(snapshot_bytes(driver.run)) == driver.run
+
+
+def test_state_that_one_replay_has_is_not_asked_for_by_the_next() -> None:
+    """Each round begins with the state that the last one ended with; nobody replays, and nobody has withheld any."""
+    driver = keeping(1, 2)
+    play(driver)
+    reveal(driver, client(1), client(2))
+    pass_all(driver)
+    for _ in range(3 * WITHIN):
+        play(driver)
+        replay = open_of(driver, client(1))[-1]
+        assert replay.states is not None
+        assert [one.sha256 for one in replay.awaited][-1] == replay.states.end.sha256
+        assert len(replay.awaited) == (1 if len(open_of(driver, client(1))) > 1 else 2)
+        reveal(driver, client(1), client(2))
+        assert not [one for one in open_of(driver, client(1)) if one.awaited]
+    assert withheld(driver) == []
 
 
 def test_member_that_lies_in_its_state_alone_is_convicted() -> None:
