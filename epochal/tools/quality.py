@@ -291,15 +291,18 @@ def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
 def _of_larger(merge: MergeConfig) -> list[str]:
     """Return what a table's choices cost with larger models than that of the prices, as far as it was measured."""
     without = _without_delay(merge)
-    chosen = {
-        "codec": (f"{merge.codec} results", lambda row: _of_codec(row.merge) == _of_codec(without)),
-        "update": (f"{merge.update} updates", lambda row: row.merge.update == merge.update),
-        "delay": ("delay", lambda row: _of_delay(row.merge) == _of_delay(merge)),
-    }
-    found = [(chosen[row.choice], row) for row in LARGER if row.choice in chosen]
-    return [
-        f"{name} at {row.parameters / 1e6:.2g} M: {_shown_seeds(row)}" for (name, is_of), row in found if is_of(row)
-    ]
+
+    def name_of(row: Measured) -> str:
+        match row.choice:
+            case "codec" if _of_codec(row.merge) == _of_codec(without):
+                return f"{merge.codec} results"
+            case "update" if row.merge.update == merge.update:
+                return f"{merge.update} updates"
+            case "delay" if _of_delay(row.merge) == _of_delay(merge):
+                return "delay"
+        return ""
+
+    return [f"{name} at {row.parameters / 1e6:.2g} M: {_shown_seeds(row)}" for row in LARGER if (name := name_of(row))]
 
 
 def _shown_seeds(row: Measured) -> str:
