@@ -302,12 +302,21 @@ def _of_larger(merge: MergeConfig) -> list[str]:
                 return "delay"
         return ""
 
-    return [f"{name} at {row.parameters / 1e6:.2g} M: {_shown_seeds(row)}" for row in LARGER if (name := name_of(row))]
+    found: dict[str, list[str]] = {}
+    for row in LARGER:
+        if name := name_of(row):
+            found.setdefault(name, []).append(f"{_percent(row.ratio)} at {row.parameters / 1e6:.2g} M")
+    told = ", ".join(f"{name} {' and '.join(each)}" for name, each in found.items())
+    return [f"larger models ({counted(min(len(row.losses) for row in LARGER), 'seed')}): {told}"] if told else []
 
 
 def _shown_seeds(row: Measured) -> str:
-    least, most = (f"{100 * (ratio - 1):+.1f}".replace("-", "−") for ratio in row.spread)
-    return f"{counted(len(row.losses), 'seed')}, {least}{'' if least == most else f' to {most}'} %"
+    least, most = (_percent(ratio) for ratio in row.spread)
+    return f"{counted(len(row.losses), 'seed')}, {least if least == most else f'{least[:-2]} to {most}'}"
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f} %".replace("-", "−")
 
 
 def _of_codec(merge: MergeConfig) -> tuple[Any, ...]:

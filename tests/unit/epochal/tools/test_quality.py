@@ -195,12 +195,15 @@ def test_source_of_muon_says_what_it_loses_beside_its_own_machine() -> None:
     assert "beside one machine" not in source(MergeConfig(local_steps=100))
 
 
-def test_source_says_what_an_update_lost_with_a_larger_model() -> None:
+def test_source_says_what_choices_lost_with_larger_models() -> None:
     assert min(row.parameters for row in LARGER) > max(one.parameters for one in MEASURED)
     told = source(MergeConfig(local_steps=30))
-    for row, size in zip(LARGER, ("0.96 M", "6.1 M"), strict=True):
-        price = f"{100 * (row.ratio - 1):+.1f} %".replace("-", "−")
-        assert f"; int4 updates at {size}: 1 seed, {price}" in told
+    for row in LARGER:
+        price = f"{100 * (row.ratio - 1):+.1f} % at {row.parameters / 1e6:.2g} M".replace("-", "−")
+        merge = row.merge if row.choice == "delay" else MergeConfig(local_steps=30)
+        is_default = row.choice == "update" or (row.choice == "codec" and row.merge.codec == "int4")
+        assert (price in source(merge)) is (is_default or row.choice == "delay")
+    assert "; larger models (1 seed): int4 results " in told
     assert "int4 updates" not in source(MergeConfig(local_steps=30, update="exact"))
 
 
