@@ -214,9 +214,9 @@ def test_timers_are_written_with_every_digit(seconds: int) -> None:
 def test_run_that_hardly_trains_is_announced_before_its_files_are_named(tmp_path: Path) -> None:
     slow = ("--clients", "2 x 8mbit/100kbit 300ms 1M tokens/s")
     ran = run_main("init", str(tmp_path / "run"), *slow)
-    ran.expect(0, "what would change it:")
+    ran.expect(0, "what would change it (")
     assert ran.out.startswith("clients of this run train ")
-    assert ran.out.index("what would change it:") < ran.out.index("wrote ")
+    assert ran.out.index("what would change it (") < ran.out.index("wrote ")
 
 
 def test_local_steps_that_are_asked_for_are_written(tmp_path: Path) -> None:

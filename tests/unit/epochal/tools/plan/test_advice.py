@@ -147,6 +147,6 @@ def test_longer_rounds_are_advised_with_epochs_that_hold_them(train_s: int, epoc
 def test_init_of_a_replayed_run_says_nothing_that_check_refuses() -> None:
     draft = state_file(**REPLAYED, model__LLM__max_seq_len=512, config__data_indices_per_batch=4)
     notice = proposed(draft, [parse_clients(CLIENTS)], OPTIONS).notice
-    assert "what would change it:" in notice
+    assert "what would change it (" in notice
     assert "delay" not in notice
     assert "error_feedback" not in notice
