@@ -283,8 +283,6 @@ def source(merge: MergeConfig, optimizer: OptimizerName = "AdamW") -> str:
     rounds = sorted(row.merge.local_steps for row in _codec_rows(of_codec))
     if _of_codec(of_codec) != _of_codec(MergeConfig()) and rounds and merge.local_steps not in rounds:
         parts.append(f"{merge.codec} only in rounds of {' or '.join(map(str, rounds))}")
-    if merge.update != "exact" and not _update_rows(merge):
-        parts.append(f"an update as {merge.update} is not measured, and counts as exact")
     return "; ".join([*parts, *_of_larger(merge)])
 
 
@@ -338,13 +336,11 @@ def _codec_rows(merge: MergeConfig) -> list[Measured]:
 
 
 def _update_loss(merge: MergeConfig) -> float:
-    """Return what an update's encoding costs; one that was not measured counts as exact, as `source` says."""
-    rows = _update_rows(merge)
-    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio if rows else 1.0
-
-
-def _update_rows(merge: MergeConfig) -> list[Measured]:
-    return [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
+    """Return what an update's encoding costs beside an exact one."""
+    if merge.update == "exact":
+        return 1.0
+    rows = [row for row in MEASURED if row.choice == "update" and row.merge.update == merge.update]
+    return min(rows, key=lambda row: _apart(row, merge.local_steps)).ratio
 
 
 def _reset_loss(merge: MergeConfig, optimizer: OptimizerName) -> float | None:

@@ -81,10 +81,13 @@ def test_rounds_longer_than_measured_lose_at_least_as_much_as_the_longest() -> N
     assert "longer ones" not in source(last.merge)
 
 
-def test_update_that_was_not_measured_counts_as_exact_in_changes_too() -> None:
+def test_each_code_of_an_update_has_a_price_beside_each_other() -> None:
     exact, rough, usual = (MergeConfig(local_steps=30, update=update) for update in ("exact", "int8", "int4"))
-    assert loss_factor(exact, rough) == 1.0
-    assert loss_factor(rough, usual) == loss_factor(exact, usual) != 1.0
+    (price,) = (row.ratio for row in MEASURED if row.choice == "update" and row.merge.update == "int8")
+    assert loss_factor(exact, rough) == pytest.approx(price)
+    whole = loss_factor(exact, usual)
+    assert whole is not None
+    assert loss_factor(rough, usual) == pytest.approx(whole / price)
 
 
 def test_settings_of_a_codec_are_priced_beside_those_of_the_run() -> None:
@@ -214,8 +217,6 @@ def test_source_says_what_was_not_measured() -> None:
     assert "; sparse only in rounds of 30" in source(elsewhere)
     assert "only in" not in source(best.merge)
     assert "only in" not in source(MergeConfig(local_steps=64, delay=1, outer_lr=0.5))
-    rough = MergeConfig(local_steps=30, codec="int8", update="int8")
-    assert source(rough).endswith("; an update as int8 is not measured, and counts as exact")
 
 
 @pytest.mark.parametrize(
