@@ -79,10 +79,10 @@ unstable for a small p; the eigenvalues of that recursion say for which. One see
 0.65, 0.5 / 0.85 1.395 and 1.397; with 0.75 and 0.7, 0.5 / 0.9 1.385 and 1.391; with 0.65, 0.6 / 0.9 1.414 and 0.7 / 0.8
 1.430. H = 8 and 100, p = 0.75: 0.5 / 0.9 1.527 and 1.511; H = 100: 0.6 / 0.8 1.471, 0.7 / 0.8 1.476, 0.8 / 0.65 1.490.
 
-Tried and given up, one seed: a part of the outer momentum v beside the own result (H = 30, 0.5 / 0.9, p d + q v: 0.75 and
-0.025 1.388, 0.6 and 0.04 1.407, 0.5 and 0.05 1.479); and to move to the true replica after a part of the round's local
-steps, with p = 1 and 0.7 / 0.8: after half of them 1.380 with H = 30 and 1.459 with H = 100, after a quarter 1.369 with
-H = 30, where 1.347 and 1.403 are without delay.
+Tried and given up, one seed: a part of the outer momentum v beside the own result (H = 30, 0.5 / 0.9, p d + q v: 0.75
+and 0.025 1.388, 0.6 and 0.04 1.407, 0.5 and 0.05 1.479); and to move to the true replica after a part of the round's
+local steps, with p = 1 and 0.7 / 0.8: after half of them 1.380 with H = 30 and 1.459 with H = 100, after a quarter
+1.369 with H = 30, where 1.347 and 1.403 are without delay.
 """
 
 MUON_LR = 0.004
