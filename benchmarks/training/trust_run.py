@@ -41,6 +41,7 @@ from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.config.model_table import Architecture, ModelSpec
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import EpochalError
+from epochal.state.messages.replay_messages import LeasedReplay
 from epochal.state.model.replica import Replica, first_replica, parse_checkpoint
 from epochal.state.model.tensors import Float32Array, Tensors
 from epochal.trainers.architectures import open_model
@@ -93,7 +94,8 @@ class Setting:
         local_steps: of a round.
         is_mixed: whether every second member computes in bf16, and every third one row at a time.
         steps: local steps of the run; fewer for tests, and beside new keys.
-        keys: number of new keys that join in the round of the first lie, and send noise from then on.
+        keys: number of new keys that join in the round of the first lie, and send noise from then on. Verifiers then
+            take one result after the other, a sample of it as fast as members do.
         inner_state: `merge.inner_state`; with "keep" members reveal their moments.
         norm_limit: `merge.norm_limit`; 0 for none.
     """
@@ -328,7 +330,8 @@ class Bench:
             tasks = [run.tasks.create_task(self._takes_part(client)) for client in clients]
             SPENDS.set("verifiers")
             names = PRECISIONS if setting.percent else ()
-            apis = [VerifierApi(f"verifier-{name}", run) for name in names]
+            kind = PromptVerifierApi if setting.keys else VerifierApi
+            apis = [kind(f"verifier-{name}", run) for name in names]
             verifying = [
                 run.tasks.create_task(self._verify(api, name, state)) for name, api in zip(names, apis, strict=True)
             ]
@@ -430,6 +433,13 @@ class Bench:
         return hits / len(rows)
 
 
+class PromptVerifierApi(VerifierApi):
+    """The requests of a verifier that has much to do: it waits only where there is nothing."""
+
+    async def lease_replay(self, wait_s: float) -> LeasedReplay | None:
+        return await super().lease_replay(0.0) or await super().lease_replay(wait_s)
+
+
 class CountedWorker(InlineWorker):
     """Counts the processor seconds of its calls."""
 
@@ -480,6 +490,8 @@ class KeptTrainer(LearnerTrainer):
         for values in (parameters, moments.tensors):
             for tensor in sorted(values):
                 name.update(values[tensor].tobytes())
+        if bench.setting.keys and self._of == "verifiers":  # as fast as members are
+            await asyncio.sleep(TRAINING_S * plan.sequence_count / bench.setting.local_steps)
         path = bench.kept_work(plan.step) / name.hexdigest()
         if path.exists():
             async for _ in batches:

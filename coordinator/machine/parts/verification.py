@@ -368,6 +368,10 @@ class Verification(WireDocument):
         is_same = len(known) == len(self.known) and control is self.control
         return self if is_same else replace(self, known=known, control=control)
 
+    def has_verifier(self, step: int, within: int) -> bool:
+        """Return whether one was heard in the last rounds; the arguments are those of `accused_by`."""
+        return any(not one.is_refused and step - one.heard_step <= within for one in self.verifiers.values())
+
     def accused_by(self, verifier: str, step: int, within: int) -> list[OpenReplay]:
         """Return the open replays of which this verifier is an accuser; those of it alone if no other is there.
 

@@ -1,8 +1,8 @@
 """Which results are computed again: exams, and a lottery whose numbers nobody knows before every commitment is bound.
 
 The seed comes with the stimulus that ends the round, when no commitment can change any more, and is journalled with it.
-A new key's first result is an exam: it counts for nothing, and its batches are carried. Where no proven client
-delivers, as in a run's first round, there is none.
+A new key's first result is an exam: it counts for nothing, and its batches are carried. So are its next ones until one
+has passed, while a verifier is there. Where no proven client delivers, as in a run's first round, there is none.
 """
 
 import hashlib
@@ -42,11 +42,12 @@ def exams_of(
     delivered = frozenset(clients)
     if not proven & delivered:
         return frozenset()
-    return frozenset(one for one in delivered - proven if _is_new(members.trust_of(one)))
+    is_judged = members.verification.has_verifier(current.number.step, state_file.verify.within)
+    return frozenset(one for one in delivered - proven if _is_exam(members.trust_of(one), is_judged=is_judged))
 
 
-def _is_new(trust: Trust) -> bool:
-    return not (trust.examined or trust.rounds)
+def _is_exam(trust: Trust, *, is_judged: bool) -> bool:
+    return not (trust.rounds or trust.passed) and (is_judged or not trust.examined)
 
 
 def after_round(
@@ -132,13 +133,14 @@ def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why | None:
 
     Of a key of which nothing has passed one is replayed at a time, so that many such keys do not take up the verifiers.
     """
-    if is_exam:
-        return "exam"
-    if trust.flagged:
-        return "flagged"
-    if trust.passed:
-        return "drawn"
-    return None if is_awaiting else "new"
+    if trust.passed or not trust.examined:
+        if trust.flagged:
+            return "flagged"
+        if trust.passed:
+            return "drawn"
+    if is_awaiting:
+        return None
+    return "exam" if is_exam else "new"
 
 
 def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[RunMembers, tuple[Instruction, ...]]:
