@@ -6,24 +6,27 @@ memory for a request that waits.
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from epochal.coordinator.api.access_routes import access_routes
-from epochal.coordinator.api.blob_routes import blob_routes
-from epochal.coordinator.api.change_routes import change_routes
-from epochal.coordinator.api.check_routes import check_routes
 from epochal.coordinator.api.coordinator_metrics import CoordinatorMetrics
-from epochal.coordinator.api.document_route import document_routes
 from epochal.coordinator.api.fresh_view import FreshView
-from epochal.coordinator.api.history_routes import history_routes
 from epochal.coordinator.api.hot_routes import HotRoutes
-from epochal.coordinator.api.join_route import join_routes
-from epochal.coordinator.api.member_routes import member_routes
-from epochal.coordinator.api.membership_routes import membership_routes
-from epochal.coordinator.api.operator_routes import health_routes, operator_routes, status_routes
-from epochal.coordinator.api.page_routes import dashboard_routes
-from epochal.coordinator.api.reading_routes import reading_routes
-from epochal.coordinator.api.replay_routes import replay_routes
-from epochal.coordinator.api.rewind_routes import rewind_routes
-from epochal.coordinator.api.viewer_access import ViewerAccess
+from epochal.coordinator.api.member_facing import blob_routes, document_routes, membership_routes, reading_routes
+from epochal.coordinator.api.operator_and_worker import (
+    access_routes,
+    change_routes,
+    check_routes,
+    health_routes,
+    operator_routes,
+    replay_routes,
+    rewind_routes,
+    status_routes,
+)
+from epochal.coordinator.api.viewer_facing import (
+    ViewerAccess,
+    dashboard_routes,
+    history_routes,
+    join_routes,
+    member_routes,
+)
 from epochal.coordinator.auth.join_hosts import JoinHosts
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.history_views import HistoryViews

@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from epochal.cli.main import app
 from epochal.cli.options.secret_files import FILE_SUFFIX, SECRET_VARIABLES
-from epochal.coordinator.api.operator_routes import health_routes
+from epochal.coordinator.api.operator_and_worker import health_routes
 from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.store.sql.database import GRACE_S, STATEMENT_S
 from epochal.runtime.http.http_server import MAX_UNREAD_BYTES, SHUTDOWN_TIMEOUT_S

@@ -19,7 +19,7 @@ from tests.support.drive.served import Served, served_over_sockets, training
 
 @asynccontextmanager
 async def in_a_round(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Served, Sha256]]:
-    monkeypatch.setattr("epochal.coordinator.api.compressed.MIN_COMPRESSED_BYTES", 1)
+    monkeypatch.setattr("epochal.coordinator.api.encoded_documents.MIN_COMPRESSED_BYTES", 1)
     async with served_over_sockets(folder) as run:
         await training(run)
         current = run.service.run.round

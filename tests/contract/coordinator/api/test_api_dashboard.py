@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from epochal.coordinator.api.page_routes import RULES
+from epochal.coordinator.api.viewer_facing import RULES
 from epochal.coordinator.page.page_files import page_files
 from epochal.coordinator.page.page_words import MODULES
 from tests.support.drive.served import Served, problem

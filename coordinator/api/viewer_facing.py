@@ -1,31 +1,46 @@
-"""Routes of the run's history and of its news, for those whom `[access] dashboard` lets see them."""
+"""Routes of the run's history, its news and its members, for those whom `[access] dashboard` lets see them.
 
-from contextlib import ExitStack, aclosing
+The page itself and its files are for everyone who reaches the coordinator: they hold nothing of the run. What the page
+shows, it asks the other routes for.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from epochal.coordinator.api.encoded_documents import takes_gzip
 from epochal.coordinator.api.request_parts import RUN
-from epochal.coordinator.api.viewer_access import ViewerAccess, viewer_router
+from epochal.coordinator.auth.admin import OPERATOR
+from epochal.coordinator.handlers import Handlers
 from epochal.coordinator.insight.history_views import DEFAULT_POINTS, MAX_POINTS, EncodedPage, HistoryViews
+from epochal.coordinator.insight.member_views import MemberViews
 from epochal.coordinator.insight.read_side import ReadSide
 from epochal.coordinator.insight.viewers import MIN_ASK_AGAIN_S, EventPlace, Viewers, parse_place
-from epochal.coordinator.run.long_polls import Reader
+from epochal.coordinator.page.page_files import INDEX, PageFile, page_files
+from epochal.coordinator.run.long_polls import Reader, ReaderKind, stranger_at
 from epochal.runtime.connections.shedding import vouch_for
 from epochal.runtime.http.bodies import bearer_token, document_response, has_gone, json_response
-from epochal.runtime.http.openapi import WHOLE, Number, in_header, in_query, takes
+from epochal.runtime.http.openapi import WHOLE, DescribedRoute, Number, in_header, in_query, takes
 from epochal.runtime.http.parameters import Query, parse_whole
 from epochal.runtime.http.problem_json import problem_response
+from epochal.state.errors import Refused
 from epochal.state.messages.audit_reports import AuditHistory
 from epochal.state.messages.history_rows import HistoryPage, Moment, RoundDetail
+from epochal.state.messages.member_rows import MemberDetail, MembersPage
+from epochal.state.messages.verification_views import VerificationView
+from epochal.state.refusals import Refusal
 from epochal.state.shown.explanation import SpeedExplanation
+from epochal.state.shown.join_guide import JoinGuide, JoinRoom, join_guide, room_of
 from epochal.state.shown.operator_actions import ActionsPage
+from epochal.state.wire import Sha256
 
 EVENT_STREAM = "text/event-stream"
 LAST_EVENT_ID = "last-event-id"
@@ -42,6 +57,75 @@ _TO = in_query("to", WHOLE, "Number of the last one; the last of all by default.
 _POINTS = in_query(
     "points", {**WHOLE, "minimum": 1, "maximum": MAX_POINTS}, "Maximum number of rows.", default=DEFAULT_POINTS
 )
+PAGE = "/"
+FILES = "/dashboard"
+RULES = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Content security policy: nothing inline, nothing from elsewhere, no frame around it, and no text becomes HTML."""
+HEADERS = {
+    "Content-Security-Policy": RULES,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+
+
+class ViewerAccess:
+    """Decides who may see one coordinator's run.
+
+    Args:
+        handlers: of the coordinator.
+    """
+
+    def __init__(self, handlers: Handlers) -> None:
+        self._handlers = handlers
+
+    def check(self, run_id: str, token: str | None) -> None:
+        """Raise `Refused` unless the run is served, and `[access] dashboard` lets the owner of the token see it.
+
+        A member that views the page does not count as alive by that: its client may be gone while its page is open.
+
+        Args:
+            run_id: in the request's path.
+            token: a member's session token or the admin token; None if the request shows none.
+        """
+        self._handlers.check_run(run_id)
+        rule = self._handlers.service.run.state_file.access.dashboard
+        if rule == "public" or (token is not None and self._handlers.admin.matches(token)):
+            return
+        if rule == "members":
+            self._handlers.member_of(token)
+        else:
+            self._handlers.check_admin(token)
+
+    def viewer(self, run_id: str, token: str | None, host: str) -> Reader:
+        """Return the viewer: the operator, a member, or a stranger, who may show any other token. Raise as `check`.
+
+        Args:
+            run_id: in the request's path.
+            token: as in `check`.
+            host: from which the request comes.
+        """
+        self.check(run_id, token)
+        if token is not None:
+            if self._handlers.admin.matches(token):
+                return Reader(ReaderKind.OPERATOR, OPERATOR)
+            with suppress(Refused):
+                return Reader(ReaderKind.MEMBER, self._handlers.member_of(token))
+        return stranger_at(host)
+
+
+def viewer_router(access: ViewerAccess) -> APIRouter:
+    """Return a router for routes of the run that those may read whom `[access] dashboard` lets see it."""
+
+    async def check(run_id: str, request: Request) -> None:
+        access.check(run_id, bearer_token(request.headers))
+
+    return APIRouter(route_class=DescribedRoute, dependencies=[Depends(check)])
 
 
 def history_routes(access: ViewerAccess, views: HistoryViews, viewers: Viewers, insight: ReadSide) -> APIRouter:
@@ -188,3 +272,107 @@ _HEADERS = [
     (b"cache-control", b"no-store"),
     (b"x-accel-buffering", b"no"),  # or nginx would gather events
 ]
+
+
+def member_routes(access: ViewerAccess, members: MemberViews) -> APIRouter:
+    """Return the routes of the members.
+
+    Args:
+        access: says who may see the run.
+        members: makes the pages.
+    """
+    router = viewer_router(access)
+
+    @router.get(f"{RUN}/members", summary="All members of the run", response_model=MembersPage, **CACHED)
+    async def all_members(request: Request) -> Response:
+        return sent_page(await members.page(), request)
+
+    @router.get(
+        f"{RUN}/members/{{client_id}}",
+        summary="One member: its figures, its last rounds, and what was refused of it",
+        response_model=MemberDetail,
+    )
+    async def one_member(client_id: str) -> Response:
+        return document_response(members.detail(client_id), "no-cache")
+
+    @router.get(f"{RUN}/verification", summary="How members' results are verified", response_model=VerificationView)
+    async def verification() -> Response:
+        return document_response(members.verification(), "no-cache")
+
+    return router
+
+
+def join_routes(handlers: Handlers, access: ViewerAccess, version: str, own_certificate: Sha256 | None) -> APIRouter:
+    """Return the route of the guide.
+
+    Args:
+        handlers: of the coordinator.
+        access: says who may see the run.
+        version: the program's.
+        own_certificate: SHA-256 of the coordinator's, if only those trust it who have it.
+    """
+    router = viewer_router(access)
+
+    @router.get(f"{RUN}/join", summary="How a machine joins the run", response_model=JoinGuide)
+    async def join() -> Response:
+        room = await _room(handlers)
+        guide = join_guide(handlers.service.run.state_file, version, room, own_certificate)
+        return document_response(guide, "no-cache")
+
+    return router
+
+
+async def _room(handlers: Handlers) -> JoinRoom | None:
+    """Return the room that a client needs; None before the first checkpoint."""
+    run = handlers.service.run
+    if run.models.checkpoint is None:
+        return None
+    try:
+        layout = await handlers.intake.layout()
+    except Refused as refusal:
+        if refusal.kind is Refusal.NOT_NOW:
+            return None
+        raise
+    base = {} if run.models.spec is None else run.models.spec.base or {}
+    base_bytes = sum(file.size_bytes for file in base.values())
+    return room_of(run.state_file, layout, run.models.checkpoint.size_bytes, base_bytes)
+
+
+def dashboard_routes() -> list[Route]:
+    """Return the routes of the page."""
+
+    async def page(request: Request) -> Response:
+        if not _takes_html(request.headers.getlist("accept")):
+            raise Refused(
+                Refusal.NOT_FOUND, "/ is a page for browsers (Accept: text/html); programs read /openapi.json"
+            )
+        return _sent(page_files()[INDEX], request, "Accept, Accept-Encoding")
+
+    async def file(request: Request) -> Response:
+        name: str = request.path_params["file"]
+        found = page_files().get(name)
+        if found is None:
+            raise Refused(Refusal.NOT_FOUND, "the page has no such file")
+        return _sent(found, request, "Accept-Encoding")
+
+    return [Route(PAGE, page), Route(f"{FILES}/{{file:path}}", file)]
+
+
+def _takes_html(accepted: Iterable[str]) -> bool:
+    """Return whether the sender of a request reads HTML (RFC 9110, section 12.5.1), or does not say."""
+    offers = [offer for line in accepted for offer in line.split(",") if offer.strip()]
+    for offer in offers:
+        kind, _, weight = offer.partition(";")
+        if kind.strip().lower() in ("text/html", "text/*", "*/*"):
+            return weight.replace(" ", "").rstrip("0.") != "q="
+    return not offers
+
+
+def _sent(found: PageFile, request: Request, vary: str) -> Response:
+    headers = {**HEADERS, "ETag": found.etag, "Vary": vary}
+    if request.headers.get("if-none-match") == found.etag:
+        return Response(status_code=304, headers=headers)
+    if not takes_gzip(request.headers):
+        return Response(found.plain, headers=headers, media_type=found.media_type)
+    headers["Content-Encoding"] = "gzip"
+    return Response(found.compressed, headers=headers, media_type=found.media_type)
