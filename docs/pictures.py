@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from epochal.coordinator.machine.phases import PHASES
+from epochal.coordinator.machine.handle import PHASES
 
 STYLE = """
 text { font: 14px system-ui, sans-serif; fill: #1b1f24; }

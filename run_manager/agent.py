@@ -17,16 +17,18 @@ from epochal.run_manager.client_round_times import RoundTimes
 from epochal.run_manager.context import ClientDependencies, FollowedConfig
 from epochal.run_manager.events import DocumentArrived
 from epochal.run_manager.run_manager import RunManager
-from epochal.run_manager.waiting import WaitingNotice
 from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
 from epochal.state.messages.requests import LeavingReport
 from epochal.state.messages.round_times import LaterTimes, TimesReport
 from epochal.state.phase_names import RunState
+from epochal.state.shown.waiting_words import WAITS_FOR_PEOPLE, awaited_by
 from epochal.state.wire import Blake3
 
 log = logging.getLogger(__name__)
 
+WAIT_WARNING_S = 60.0
+"""Time after which a client warns that it still waits for the same thing."""
 LEAVE_BOUND_S = 60.0
 """Maximum time for which a client that is asked to leave finishes its round."""
 LEAVE_REFUSED_S = 5.0
@@ -34,6 +36,39 @@ LEAVE_REFUSED_S = 5.0
 LEAVE_CHECK_S = 0.25
 LAST_REPLICA_TIMEOUT_S = 30.0
 """Maximum time that a client waits for its last replica after the run is finished."""
+
+
+class WaitingNotice:
+    """Logs what a client waits for: at once if only people can end the wait, and with a warning once it takes long.
+
+    A wait is named once at each level. `run_manager/replica/keeper.py` names missing blobs. Call `close` at the end.
+    """
+
+    def __init__(self) -> None:
+        self._phase: RunState | None = None
+        self._awaited: str | None = None
+        self._warning: asyncio.TimerHandle | None = None
+
+    def saw(self, document: RunDocument) -> None:
+        """Take a newer run document. If it waits for something else than before, the time starts again."""
+        now_awaited, before = awaited_by(document), self._phase
+        self._phase = document.run_state
+        if self._phase in WAITS_FOR_PEOPLE and self._phase is not before:
+            log.info("waits", extra={"for": now_awaited})
+        if now_awaited != self._awaited:
+            self.close()
+            self._awaited = now_awaited
+            if now_awaited is not None:
+                self._warning = asyncio.get_running_loop().call_later(WAIT_WARNING_S, self._warn)
+
+    def close(self) -> None:
+        """Give no further warning."""
+        if self._warning is not None:
+            self._warning.cancel()
+            self._warning = None
+
+    def _warn(self) -> None:
+        log.warning("still_waits", extra={"for": self._awaited, "waited_s": WAIT_WARNING_S})
 
 
 class EndReason(StrEnum):

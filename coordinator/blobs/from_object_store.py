@@ -1,36 +1,49 @@
 """Blobs that clients put into an object store themselves: granted, taken in, checked once, and counted.
 
-A request that tells of an
-arrival is answered when the blob was counted, or after a while; the work goes on meanwhile, and the next request
-waits for it.
+A request that tells of an arrival is answered when the blob was counted, or after a while; the work goes on meanwhile,
+and the next request waits for it.
 """
 
 import asyncio
+import math
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
+from epochal.coordinator.blobs import leases
 from epochal.coordinator.blobs.announced import expectations, refusal_of
 from epochal.coordinator.blobs.intake import Intake
-from epochal.coordinator.blobs.leased_checks import LeasedChecks
-from epochal.coordinator.blobs.rechecks import ObjectLooks
+from epochal.coordinator.blobs.leases import PRESENT_FOR_S, Lease, Leases, Work
 from epochal.coordinator.machine.journal_records import NO_BLOBS
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import ExpectedBlob
 from epochal.coordinator.store.object_store.objects import SIGNED_FOR_S
+from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.state.blob_checks import HashedReadable, names_of, verdict_on_arrival
 from epochal.state.errors import Refused
 from epochal.state.messages.blob_messages import (
+    NO_ROOM,
     OTHER_BYTES,
     CheckVerdict,
     ExpectedResult,
     LeasedCheck,
     ParameterNames,
+    RenewedLease,
     UploadGrant,
 )
 from epochal.state.messages.slice_messages import LeasedSlice
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256
 
+MAX_LOOKS = 64
+"""Maximum number of checks under way."""
+MAX_READS = 1
+"""Number of blobs that are read at a time for this."""
+LOOK_WAIT_S = 30.0
+"""Maximum time after which a request that waits for a check is answered; a client waits for 60 s."""
+SignedUrl = Callable[[ExpectedResult], Awaitable[tuple[str, float]]]
+"""Returns a URL where the bytes can be read, and for how many seconds."""
 MAX_ARRIVALS = 512
 """Maximum number of blobs that are taken in at a time."""
 ARRIVAL_WAIT_S = 10.0
@@ -39,6 +52,169 @@ COUNTED = "counted"
 """Verdict on an arrival that is what was announced; others have the name of the refusal."""
 MAX_CHECKER_POLL_S = 20.0
 """Maximum time for which a request of a checker waits for work."""
+
+
+class ObjectLooks:
+    """The looks of one service at blobs that a reader did not find, or found with other bytes than theirs.
+
+    A store says at once whether an object is there and how large it is. Whether its bytes are still the blob's is found
+    out by reading it, once for each version of it. Readers that ask about one blob wait for the same look.
+
+    Args:
+        blobs: are in an object store, or some are.
+    """
+
+    def __init__(self, blobs: RunBlobs) -> None:
+        self._blobs = blobs
+        self._looking: dict[tuple[Sha256, bool], asyncio.Task[None]] = {}
+        """By blob, and whether it is read."""
+        self._slots = asyncio.Semaphore(MAX_READS)
+
+    async def look(self, sha256: Sha256, *, reads: bool) -> None:
+        """Look whether a held blob is there; with `reads`, whether it has its own bytes.
+
+        Raises:
+            Refused: as `ObjectBlobs.look`; `overloaded` while that takes long, or too many others are looked at.
+        """
+        task = self._looking.get((sha256, reads))
+        if task is None:
+            if len(self._looking) >= MAX_LOOKS:
+                raise Refused(Refusal.OVERLOADED, f"{MAX_LOOKS} blobs are looked at already; try again soon")
+            task = asyncio.get_running_loop().create_task(self._look(sha256, reads=reads))
+            self._looking[sha256, reads] = task
+            task.add_done_callback(partial(self._ended, (sha256, reads)))
+        done, _ = await asyncio.wait({task}, timeout=LOOK_WAIT_S)
+        if not done:
+            raise Refused(Refusal.OVERLOADED, f"blob {sha256} is looked at, and compared; try again soon")
+        task.result()
+
+    async def _look(self, sha256: Sha256, *, reads: bool) -> None:
+        if not reads:
+            await self._blobs.look(sha256, reads=False)
+            return
+        async with self._slots:
+            await self._blobs.look(sha256, reads=True)
+
+    async def aclose(self) -> None:
+        """Give up what is under way."""
+        tasks = list(self._looking.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _ended(self, look: tuple[Sha256, bool], task: asyncio.Task[None]) -> None:
+        del self._looking[look]
+        if not task.cancelled():
+            task.exception()  # whoever waits for it raises it; there may be nobody
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Check(Work):
+    """A check, and its verdict."""
+
+    check: ExpectedResult
+    answer: CheckVerdict | None = None
+
+    @property
+    def described(self) -> Mapping[str, str]:
+        return {"sha256": self.check.sha256, "client_id": self.check.client_id}
+
+
+class LeasedChecks:
+    """The checks of one coordinator: carried out by checkers, by lease, or by the coordinator itself.
+
+    A check waits for a checker that asks for work (`epochal checker`; `leases.py`). The coordinator takes it itself if
+    no checker asked lately, or none takes it within `[blobs] checker_wait_s`. A verdict is counted once.
+
+    Args:
+        now_s: seconds on the run's clock.
+        signed_url: where a checker reads what it checks.
+
+    Attributes:
+        asked: set once a checker has asked for work.
+    """
+
+    def __init__(self, now_s: Callable[[], float], signed_url: SignedUrl) -> None:
+        self._now_s = now_s
+        self._signed_url = signed_url
+        self._pending: list[_Check] = []
+        self._leases = Leases("check", now_s, lambda: self._pending)
+        self._heard_s = -math.inf
+        self.asked = asyncio.Event()
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of checks that wait for a checker."""
+        return sum(pending.is_free for pending in self._pending)
+
+    async def verdict_of_checker(self, check: ExpectedResult, wait_s: float) -> CheckVerdict | None:
+        """Return a checker's verdict; None if the coordinator is to check itself.
+
+        Args:
+            check: what is to be checked.
+            wait_s: seconds within which a checker must take it.
+        """
+        if wait_s <= 0 or self._now_s() > self._heard_s + PRESENT_FOR_S:
+            return None
+        pending = _Check(check=check, free_since_s=self._now_s())
+        self._pending.append(pending)
+        self._leases.offer()
+        try:
+            return pending.answer if await self._leases.is_done(pending, wait_s) else None
+        finally:
+            self._pending.remove(pending)
+
+    # Requests of checkers
+
+    async def lease(self, checker: str, wait_s: float) -> LeasedCheck | None:
+        """Return the check that has waited longest, leased; None if there is none within `wait_s`."""
+        pending = await self._leases.taken(checker, wait_s, self._hear)
+        if pending is None or pending.lease is None:
+            return None
+        name = pending.lease.name
+        try:
+            url, expires_in_s = await self._signed_url(pending.check)
+        except BaseException:
+            self._leases.undo(pending)
+            raise
+        return LeasedCheck(name, leases.LEASE_S, pending.check, url, expires_in_s)
+
+    async def renew(self, checker: str, name: str) -> RenewedLease:
+        """Renew a lease. Raise `Refused(Refusal.GONE)` if it is over, or has lasted for too long."""
+        pending, lease = self._held(checker, name)
+        self._leases.renew(pending, lease, lease.since_s, pending.check.size_bytes)
+        url, expires_in_s = await self._signed_url(pending.check)
+        return RenewedLease(leases.LEASE_S, url, expires_in_s)
+
+    def report(self, checker: str, name: str, verdict: CheckVerdict) -> None:
+        """Take the verdict of a lease.
+
+        Raises:
+            Refused: `gone`, if the lease is over; `invalid-body`, if the verdict contradicts itself.
+        """
+        pending, lease = self._held(checker, name)
+        is_whole = (verdict.rule is None) == (verdict.replica_digest is not None) == (verdict.norm is not None)
+        if not is_whole or verdict.rule == NO_ROOM:
+            raise Refused(Refusal.INVALID_BODY, "a verdict has either a broken rule, or a replica digest and a norm")
+        pending.answer = replace(verdict, checker=lease.worker)
+        pending.end()
+
+    def give_back(self, checker: str, name: str) -> None:
+        """End a lease without a verdict. Raise `Refused(Refusal.GONE)` if it is over."""
+        self._leases.give_back(*self._held(checker, name))
+
+    def _hear(self) -> None:
+        self._heard_s = self._now_s()
+        self.asked.set()
+
+    def _held(self, checker: str, name: str) -> tuple[_Check, Lease]:
+        """Return a check and its lease. Raise `Refused(Refusal.GONE)` unless this checker has it now."""
+        self._hear()
+        pending, lease = self._leases.held(name)
+        if lease.worker != checker:
+            raise Refused(Refusal.GONE, "this lease is another checker's")
+        return pending, lease
 
 
 class Arrivals:

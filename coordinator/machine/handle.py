@@ -2,8 +2,9 @@
 
 Theory of operation. A stimulus first changes what it is about (a member, a commitment, an attestation, a claim), or
 is refused; then the run makes every move that it can (`coordinator/machine/transitions.py`), each through the phase
-table. A refused stimulus raises `Refused` and changes nothing: the run is a value, and the caller keeps the old one.
-When nothing changed, the same object is returned, so that the shell need not keep or publish anything.
+table: `transitions` names a trigger, and only the table says where to; one that it does not allow is a bug of ours. A
+refused stimulus raises `Refused` and changes nothing: the run is a value, and the caller keeps the old one. When
+nothing changed, the same object is returned, so that the shell need not keep or publish anything.
 
 A stimulus brings the time, which never goes back, and random bytes, from which each use derives its own.
 """
@@ -20,7 +21,6 @@ from epochal.coordinator.machine.pace import expected_s, train_limit_s
 from epochal.coordinator.machine.parts.checkpointing import Checkpointing
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.parts.run_identity import CompactedJournal, RunIdentity
-from epochal.coordinator.machine.phases import destination
 from epochal.coordinator.machine.provisional_round import looked_ahead
 from epochal.coordinator.machine.replays import comparison, judging, reveals, scores
 from epochal.coordinator.machine.run import Handled, Run
@@ -43,10 +43,51 @@ from epochal.state.config.state_file import StateFile
 from epochal.state.errors import InternalError, Refused
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
+from epochal.state.transition_table import EVERY_STATE, TransitionTable
 from epochal.state.wire import Seed, client_id_of
+
+UNINITIALIZED, WAITING, WARMUP, TRAIN, WITNESS, COOLDOWN, FINISHED, PAUSED = RunState
+
+# fmt: off
+TRANSITIONS = (
+    ("started",          UNINITIALIZED, WAITING,  "the coordinator serves the run"),
+    ("members_gathered", WAITING,       WARMUP,   "enough members, extra time over"),
+    ("members_lost",     WARMUP,        WAITING,  "fewer than min_clients, or no checkpoint in time"),
+    ("warmed_up",        WARMUP,        TRAIN,    "all ready, or enough and the others had time"),
+    ("results_in",       TRAIN,         WITNESS,  "a quorum attested all results, only newcomers late, or time over"),
+    ("next_round",       WITNESS,       TRAIN,    "a quorum attested everything, or time over"),
+    ("epoch_ended",      WITNESS,       COOLDOWN, "below min_clients, epoch time over, last step done, "
+                                                  "pause pending, or blobs near their limit"),
+    ("epoch_closed",     COOLDOWN,      WAITING,  "checkpoint verified, or time over"),
+    ("held",             COOLDOWN,      PAUSED,   "checkpoint verified or time over, pause pending"),
+    ("finished",         COOLDOWN,      FINISHED, "checkpoint verified or time over, all steps done"),
+    ("held",             WAITING,       PAUSED,   "pause"),
+    ("held",             WARMUP,        PAUSED,   "pause"),
+    ("finished",         WAITING,       FINISHED, "all steps done"),
+    ("resumed",          PAUSED,        WAITING,  "resume"),
+    ("extended",         FINISHED,      WAITING,  "last step moved, or batches released"),
+)
+# fmt: on
+"""Every transition that a run makes by itself: trigger, source, destination, and the condition in words."""
+REWOUND = ("rewound", EVERY_STATE, WAITING, "an operator takes the run back to a checkpoint")
+"""Going back, from any phase."""
+
+PHASES = TransitionTable(RunState, (*TRANSITIONS, REWOUND))
+"""A run waits for members, warms up until they hold the model and the data, and then alternates RoundTrain (clients
+train and publish) with RoundWitness (the elected witnesses say what arrived in time) until the epoch ends; Cooldown
+makes the epoch's checkpoint. Witnesses attest while a round trains, and the attestation that completes the quorum
+(`results_in`) usually ends both phases at once: RoundWitness is published only if some are late."""
 
 MAX_MOVES_PER_STIMULUS = 16
 """Maximum number of phase changes on one stimulus; more are a bug."""
+
+
+def destination(phase: RunState, trigger: str) -> RunState:
+    """Return the phase that `trigger` leads to from `phase`. Raise `InternalError` if the table has no such row."""
+    found = PHASES.fire(phase, trigger)
+    if found is None:
+        raise InternalError(f"the phase table has no transition {trigger!r} from {phase.value}")
+    return found
 
 
 def handle(run: Run, stamped: Stamped) -> Handled:

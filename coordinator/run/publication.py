@@ -3,25 +3,34 @@
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from epochal.coordinator.machine.parts.member import Member
+from epochal.coordinator.machine.parts.persistent_map import shared
+from epochal.coordinator.machine.parts.round_tasks import RoundAssignment
 from epochal.coordinator.machine.parts.run_identity import config_json
 from epochal.coordinator.machine.replays.reveals import with_challenges
 from epochal.coordinator.machine.run import Run
+from epochal.coordinator.machine.views import may_read_results
 from epochal.coordinator.run.long_polls import Reader
-from epochal.coordinator.run.own_outcomes import OwnOutcomes
-from epochal.coordinator.run.result_pages import MAX_PAGE_RESULTS, ResultPages
 from epochal.runtime.broadcast import Broadcast, PacedBroadcast
 from epochal.runtime.clock import RunClock
-from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, Roster, RunDocument, WorkList
-from epochal.state.errors import InternalError
-from epochal.state.messages.requests import ResultsPage, Standing
+from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, Outcome, OwnOutcome, Roster, RunDocument, WorkList
+from epochal.state.errors import InternalError, Refused
+from epochal.state.messages.requests import CommittedResult, ResultsPage, Standing
 from epochal.state.model.first_model import model_document
 from epochal.state.phase_names import RunState
-from epochal.state.wire import ClientId, Sha256, canonical_json, sha256_hex
+from epochal.state.refusals import Refusal
+from epochal.state.wire import ClientId, Sha256, canonical_json, document_digest, sha256_hex
 
+MAX_PAGE_RESULTS = 4096
+"""Maximum number of results in a page; the next page follows at once."""
+MAX_READ = 4
+"""Number of outcomes that stay read."""
+
+
+_NO_RESULT = b'"result_sha256":null'
 MAX_ROUND_DOCUMENTS = 32
 """Number of rosters and work lists that are served: those of the round under way, the next and the last ones."""
 PROMPT_STRANGERS = 8
@@ -40,6 +49,100 @@ WAITING_TOLD_S = 0.25
 """Time after which viewers are sent a change that the document does not show: the run may wait for others."""
 VIEWERS_TOLD_PER_S = 500.0
 """Number of viewers that are sent news in a second if more of them wait."""
+
+
+class ResultPages:
+    """Pages of the verified results of the round under way, for the witnesses that follow them as they arrive.
+
+    All followers are shown the same entries, so each is made and encoded once for all of them.
+    """
+
+    def __init__(self) -> None:
+        self._plan: RoundAssignment | None = None
+        """Of the round of which the entries are; each round has its own."""
+        self._entries: list[CommittedResult] = []
+        self._encoded: list[bytes] = []
+
+    def page(self, run: Run, step: int, attempt: int, after: int, client_id: ClientId | None) -> ResultsPage:
+        """Return verified results of a round from number `after` on; none that this client may not read.
+
+        Raises:
+            Refused: `stale-round`, when the round is over or has not begun.
+        """
+        current = run.round
+        if current is None or (current.number.step, current.number.attempt) != (step, attempt):
+            raise Refused(Refusal.STALE_ROUND, f"round {step} attempt {attempt} is not under way")
+        if not may_read_results(run, client_id):
+            return ResultsPage(step, attempt, after, complete=False, results=())
+        self._look(run)
+        count = len(current.results.verified)
+        last = min(count, after + MAX_PAGE_RESULTS)
+        complete = last >= count and (run.clock.phase is not RunState.ROUND_TRAIN or not current.missing.pending)
+        return ResultsPage(step, attempt, max(after, last), complete, tuple(self._entries[after:last]))
+
+    def encoded(self, page: ResultsPage) -> bytes:
+        """Return the canonical JSON of a page."""
+        start = page.next - len(page.results)
+        if tuple(self._entries[start : page.next]) != page.results:  # of a round that is over
+            return canonical_json(page)
+        complete = b"true" if page.complete else b"false"
+        head = b'{"attempt":%d,"complete":%s,"next":%d,"results":[' % (page.attempt, complete, page.next)
+        return b"".join((head, b",".join(self._encoded[start : page.next]), b'],"step":%d}' % page.step))
+
+    def _look(self, run: Run) -> None:
+        """Take note of the results that were verified since the last call."""
+        current = run.round
+        assert current is not None
+        if current.tasks.plan is not self._plan:
+            self._plan, self._entries, self._encoded = current.tasks.plan, [], []
+        for client_id, norm in shared(current.results.norms).from_place(len(self._entries)):
+            bound = current.results.commitments[client_id]
+            self._entries.append(CommittedResult(client_id, bound.result_sha256, bound.size_bytes, norm))
+            self._encoded.append(canonical_json(self._entries[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    outcome: Outcome
+    sha256: Sha256
+    results: Mapping[ClientId, Sha256]
+    without_result: bytes
+    """The canonical JSON of one who has no result in it."""
+
+
+class OwnOutcomes:
+    """The parts of outcomes that single members need: all ask for them, so each outcome is read once for all."""
+
+    def __init__(self) -> None:
+        self._read: dict[int, _Read] = {}
+
+    def of(self, outcome: Outcome, client_id: ClientId) -> OwnOutcome:
+        """Return what a member needs of an outcome."""
+        read = self._reading(outcome)
+        return _own(outcome, read.sha256, read.results.get(client_id))
+
+    def encoded(self, outcome: Outcome, sha256: Sha256, client_id: ClientId) -> bytes:
+        """Return the canonical JSON of what a member needs of an outcome of this digest."""
+        read = self._reading(outcome, sha256)
+        result = read.results.get(client_id)
+        if result is None:
+            return read.without_result
+        return read.without_result.replace(_NO_RESULT, b'"result_sha256":"%b"' % result.encode(), 1)
+
+    def _reading(self, outcome: Outcome, sha256: Sha256 | None = None) -> _Read:
+        found = self._read.get(outcome.step)
+        if found is None or found.outcome is not outcome:
+            sha256 = sha256 or document_digest(outcome)
+            counted = {entry.client_id: entry.result_sha256 for entry in outcome.entries}
+            without_result = canonical_json(_own(outcome, sha256, None))
+            found = self._read[outcome.step] = _Read(outcome, sha256, counted, without_result)
+            while len(self._read) > MAX_READ:
+                del self._read[min(self._read)]
+        return found
+
+
+def _own(outcome: Outcome, sha256: Sha256, result: Sha256 | None) -> OwnOutcome:
+    return OwnOutcome(outcome.run_id, outcome.step, sha256, outcome.replica_digest, result)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,36 @@ unless the server knows that it cannot ask for anything now. A stranger has not 
 has, but not its whole body; a reader has sent a whole request, without a token; a member has shown a valid one with its
 last request. Among each of the first three the address with the most connections loses its oldest one, so that it
 cannot take the places of all others. A member has a bound of its own. Nobody loses a connection before there was time
-to ask something: meanwhile others wait in the system's queue. How many come a second is bounded by `accept_rates`.
+to ask something: meanwhile others wait in the system's queue. How many come a second is bounded by `AcceptRates`.
 """
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeAlias
 
-from epochal.runtime.connections.accept_rates import AcceptRates, Pool
 from epochal.runtime.connections.per_address import ByAddress
 from epochal.runtime.connections.throttled_log import RareLog
+from epochal.runtime.connections.token_buckets import MAX_BUCKETS, TokenBuckets
 
+STRANGERS_PER_S = 100
+"""Number of connections a second, from addresses without a member, that never show a token: 5 % of a core."""
+STRANGERS_AT_ONCE = 1024
+KNOWN_PER_S = 1024
+"""The same from all addresses together at which a member was seen recently."""
+KNOWN_AT_ONCE = 4096
+ADDRESS_PER_S = 150
+"""The same from one address, with a member or without."""
+ADDRESS_AT_ONCE = 1024
+KNOWN_S = 3600.0
+"""Time for which an address is known after the last connection of a member there: as long as a client comes back."""
+_ALL = ""
+
+
+Pool: TypeAlias = TokenBuckets[str]
 LOOPBACK = "127.0.0.1"
 """Address of a server that only programs of the same machine reach."""
 
@@ -40,6 +55,52 @@ SHED_SHOWN_S = 60.0
 """Time for which `/readyz` shows that connections were shed."""
 CONNECTION_IN_SCOPE = "epochal.connection"
 """Key of a request's `Connection` in the ASGI scope."""
+
+
+class AcceptRates:
+    """The rates of one server's new connections: in all, of strangers, and of one address.
+
+    Each new connection costs half a millisecond, before and whatever it asks. So it takes a token of its address and of
+    all strangers, and gets them back once a member joins by it or shows its valid token: all others are soon out of
+    tokens, and refused for 60 microseconds each, most of it in the system. Addresses at which a member was seen
+    recently have tokens of their own, which strangers elsewhere cannot use up.
+    """
+
+    def __init__(self) -> None:
+        self._of_strangers = Pool(STRANGERS_AT_ONCE, 1 / STRANGERS_PER_S)
+        self._of_known = Pool(KNOWN_AT_ONCE, 1 / KNOWN_PER_S)
+        self._addresses = Pool(ADDRESS_AT_ONCE, 1 / ADDRESS_PER_S)
+        self._known: OrderedDict[str, float] = OrderedDict()
+        """Until when each address is known."""
+
+    def take(self, address: str, now_s: float) -> Pool | None:
+        """Return the pool from which a new connection has taken a token; None if it is to be refused.
+
+        Args:
+            address: who sends, as `sender_of` returns it.
+            now_s: seconds on a clock that never goes back.
+        """
+        pool = self._of_known if now_s < self._known.get(address, 0.0) else self._of_strangers
+        # The address comes last: addresses of a flood that is refused leave nothing.
+        if pool.wait_s(_ALL, now_s) or self._addresses.wait_s(address, now_s):
+            return None
+        self._pay(address, pool, 1.0)
+        return pool
+
+    def give_back(self, address: str, pool: Pool) -> None:
+        """Give back what a connection took, because it has shown a member's token."""
+        self._pay(address, pool, -1.0)
+
+    def know(self, address: str, now_s: float) -> None:
+        """Record that a member was seen at an address."""
+        self._known[address] = now_s + KNOWN_S
+        self._known.move_to_end(address)
+        if len(self._known) > MAX_BUCKETS:
+            self._known.popitem(last=False)
+
+    def _pay(self, address: str, pool: Pool, tokens: float) -> None:
+        pool.spend(_ALL, tokens)
+        self._addresses.spend(address, tokens)
 
 
 class Peer(StrEnum):

@@ -6,7 +6,8 @@ The rule kept here: an answer is closed even if its reader is cancelled, and its
 import asyncio
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+import zlib
+from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.request import getproxies, proxy_bypass
@@ -16,7 +17,6 @@ import httpx
 
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.aiohttp_transport import AiohttpTransport, Client, PlainRequest
-from epochal.runtime.http.answer_bodies import ACCEPTED_ENCODINGS, bounded_body, whole_response
 from epochal.runtime.http.redacted_urls import without_password
 from epochal.runtime.http.session import Trust
 from epochal.runtime.retry import retry_after_s
@@ -26,6 +26,12 @@ from epochal.state.refusals import PROBLEM_JSON, Refusal
 from epochal.state.text.visible import visible
 from epochal.state.wire import strict_json
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Maximum size of an answer's body, as it arrives and as it is decoded: far above those of documents."""
+ACCEPTED_ENCODINGS = "gzip"
+"""The client's value of `Accept-Encoding`."""
+_ENCODING = "Content-Encoding"
+_GZIP_BITS = 16 + zlib.MAX_WBITS
 MAX_CONNECTIONS = 32
 """Maximum number of connections of one client; further requests wait."""
 LEFT_REQUEST_S = 2.0
@@ -45,6 +51,54 @@ _PLAIN_HTTP_REASONS = frozenset({"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE",
 """OpenSSL's errors when a server answers a TLS handshake in plain text."""
 _PROBLEM_MEMBERS = frozenset({"type", "title", "status", "detail", "kind", "message", "self"})
 """Members of a problem that are not context, or have the name of a parameter of `Refused`."""
+
+
+async def bounded_body(pieces: AsyncIterable[bytes]) -> bytes:
+    """Return the pieces of a body together. Raise `httpx.RemoteProtocolError` for too long a one.
+
+    A server may mean harm: a body is bounded before memory is taken for it, also that of a compressed answer, of which
+    half a megabyte may represent gigabytes.
+    """
+    body = bytearray()
+    async for piece in pieces:
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            raise too_long()
+    return bytes(body)
+
+
+def too_long() -> httpx.RemoteProtocolError:
+    """Return the error for a body of more than `MAX_ANSWER_BYTES`."""
+    return httpx.RemoteProtocolError(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+
+
+def whole_response(status: int, headers: httpx.Headers, body: bytes) -> httpx.Response:
+    """Return an answer whose body is as it was received, decoded.
+
+    Raises:
+        httpx.DecodingError: the body has another encoding than gzip, or is not gzip.
+        httpx.RemoteProtocolError: it is too long.
+    """
+    encoding = headers.get(_ENCODING, "identity").strip().lower()
+    if encoding != "identity":
+        headers = httpx.Headers([pair for pair in headers.multi_items() if pair[0].lower() != _ENCODING.lower()])
+        body = _decompressed(encoding, body)
+    return httpx.Response(status, headers=headers, content=body)
+
+
+def _decompressed(encoding: str, body: bytes) -> bytes:
+    if encoding != ACCEPTED_ENCODINGS:
+        raise httpx.DecodingError(f"an answer in the encoding {encoding[:20]!a}, which nobody asked for")
+    decoder = zlib.decompressobj(_GZIP_BITS)
+    try:
+        plain = decoder.decompress(body, MAX_ANSWER_BYTES + 1)
+    except zlib.error as error:
+        raise httpx.DecodingError(f"an answer that is not gzip: {error}") from error
+    if len(plain) > MAX_ANSWER_BYTES:
+        raise too_long()
+    if not decoder.eof:
+        raise httpx.DecodingError("an answer whose gzip breaks off")
+    return plain
 
 
 def check_url(url: str, server: str) -> None:

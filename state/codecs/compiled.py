@@ -177,7 +177,7 @@ def _encode_two_bits(rows: Float32Array, records: Bytes, least: np.float32) -> N
                 outer_count += is_added
                 room[column] = magnitudes[column] if is_added else np.float32(0)
             left = width
-            while left > 1:  # as `_row_sums` in `two_bits.py` adds
+            while left > 1:  # as `_row_sums` in `integers.py` adds
                 half = left // 2
                 for column in range(half):
                     room[column] = room[column] + room[half + column]

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from epochal.runtime.connections import accept_rates, accepting
+from epochal.runtime.connections import accepting, shedding
 from epochal.runtime.connections.shedding import ConnectionLimits, ServerConnections, Shed
 from epochal.runtime.http.http_server import Endpoint, serving_app
 from tests.support.bounds import BOUND_S
@@ -33,7 +33,7 @@ def few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ADDRESS_AT_ONCE", AT_ONCE),
         ("ADDRESS_PER_S", NEVER_PER_S),
     ):
-        monkeypatch.setattr(accept_rates, name, value)
+        monkeypatch.setattr(shedding, name, value)
 
 
 @contextlib.asynccontextmanager

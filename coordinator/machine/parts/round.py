@@ -1,6 +1,6 @@
 """The round under way, as a value of a few parts: its clients' tasks, and the messages that have arrived."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -10,14 +10,40 @@ from epochal.coordinator.machine.parts.persistent_map import Mapped, added, plai
 from epochal.coordinator.machine.parts.planned_ahead import Ahead, EarlyCommitment
 from epochal.coordinator.machine.parts.round_missing import RoundMissing
 from epochal.coordinator.machine.parts.round_tasks import RoundTasks
-from epochal.coordinator.machine.parts.round_witnessed import RoundWitnessed
 from epochal.coordinator.machine.parts.train_times import TrainTimes
 from epochal.state.config.state_file import StateFile
 from epochal.state.intervals import total_batches
+from epochal.state.messages.requests import Attestation
 from epochal.state.messages.round_times import LaterTimes
 from epochal.state.schedule import trained_tokens
 from epochal.state.weights import Weighed, steps_of
 from epochal.state.wire import Blake3, ClientId
+
+
+@dataclass(frozen=True, slots=True)
+class RoundWitnessed:
+    """The attestations of a round's witnesses.
+
+    Attributes:
+        attestations: each witness's latest attestation, its bits limited to verified results.
+        closing: the witnesses that attested in RoundWitness, when no further result can come.
+    """
+
+    attestations: Mapping[ClientId, Attestation] = field(default_factory=dict)
+    closing: frozenset[ClientId] = frozenset()
+
+    def attested(self, client_id: ClientId, attested: Attestation, *, is_closing: bool) -> "RoundWitnessed":
+        """Return it with a witness's attestation; the same value if it is known."""
+        closing = self.closing | {client_id} if is_closing else self.closing
+        if self.attestations.get(client_id) == attested and closing == self.closing:
+            return self
+        return RoundWitnessed({**self.attestations, client_id: attested}, closing)
+
+    def complete(self, held: int) -> frozenset[ClientId]:
+        """Return the witnesses that attested every one of these results, a bit set of positions."""
+        return frozenset(
+            witness for witness, attested in self.attestations.items() if not held & ~attested.received_bits()
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,9 @@ from typing import Annotated
 from pydantic import ValidationError
 
 from epochal.coordinator.store.blobs import BlobReader
-from epochal.coordinator.store.object_store.blobs import ObjectBlobs
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs, SharedObjectBlobs
 from epochal.coordinator.store.object_store.objects import OWNER, ObjectMissing, Objects
 from epochal.coordinator.store.object_store.reading import ObjectReader
-from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
 from epochal.coordinator.store.sql.notes import OBJECT_STORE, Notes
 from epochal.state.config.blob_place import AzureBlobs, BlobPlace, GcsBlobs, S3Blobs
 from epochal.state.config.schema import Section, TaggedEnum

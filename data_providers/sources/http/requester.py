@@ -7,22 +7,27 @@ a time limit; messages show neither the user, password or query of a URL nor the
 """
 
 import asyncio
+import base64
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
+from urllib.parse import unquote
 
 import aiohttp
 import httpx
 from aiohttp import ClientResponse
+from yarl import URL
 
 from epochal.data_providers.protocol import Rejected, SourceUnavailable
-from epochal.data_providers.sources.http.target import Target
 from epochal.runtime.connections.allowed_addresses import Reach
 from epochal.runtime.http.environment_proxies import Proxies
 from epochal.runtime.http.session import open_session
+from epochal.state.config.data_location import MAX_PORT
 from epochal.state.errors import DataError
 
+_SCHEMES = ("http", "https")
 MAX_CONNECTIONS = 16
 """Maximum number of requests under way at a time, each over its own connection."""
 ANSWER_TIMEOUT_S = 60.0
@@ -37,6 +42,42 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 WITH_BYTES = frozenset({200, 206})
 _DEFAULT_FIELDS = {"accept": "*/*", "accept-encoding": "identity", "user-agent": "epochal"}
 _NOT_THE_USERS = frozenset({"range", "connection", "content-length", "transfer-encoding", "host"})
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL that can be requested: parsed once, as it is sent and as messages show it.
+
+    Attributes:
+        url: all of it.
+        sent: the URL without user and password.
+        authorization: of the URL's user and password; "" without.
+        shown: the URL without what may be secret, for messages.
+        server: scheme, and host with its port unless that is the scheme's own.
+    """
+
+    url: httpx.URL = field(repr=False)
+    sent: URL = field(repr=False)
+    authorization: str = field(repr=False)
+    shown: str
+    server: tuple[str, str]
+
+    @classmethod
+    def of(cls, url: httpx.URL) -> "Target":
+        """Return the target of a URL. Raise `httpx.InvalidURL` if it cannot be requested."""
+        if url.scheme not in _SCHEMES:
+            raise httpx.InvalidURL(f"the scheme {url.scheme!r} is not http or https")
+        if not url.host or not 0 < (1 if url.port is None else url.port) <= MAX_PORT:
+            raise httpx.InvalidURL(f"there is no port {url.port}" if url.host else "it names no server")
+        sent = URL(str(url.copy_with(userinfo=b"", fragment=None)), encoded=True)
+        shown = str(url.copy_with(userinfo=b"", query=None, fragment=None))
+        return cls(url, sent, _basic(url), shown, (url.scheme, url.netloc.decode("ascii").lower()))
+
+
+def _basic(url: httpx.URL) -> str:
+    if not url.userinfo:
+        return ""
+    return "Basic " + base64.b64encode(f"{unquote(url.username)}:{unquote(url.password)}".encode()).decode("ascii")
 
 
 class Body(Protocol):

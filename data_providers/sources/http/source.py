@@ -25,7 +25,6 @@ from epochal.data_providers.sources.byte_source import (
     closed_on_failure,
     run_bounded,
 )
-from epochal.data_providers.sources.http.attempts import RETRY, Attempts
 from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multi_ranges import Servers, plan_groups, range_field, several_body
 from epochal.data_providers.sources.http.range_answers import (
@@ -43,6 +42,12 @@ from epochal.runtime.http.http_client import is_temporary
 from epochal.runtime.retry import Backoff, RetryPolicy
 from epochal.state.errors import DataError, InvalidInput
 
+RETRY = RetryPolicy(attempts=4, first_delay_s=0.25, max_delay_s=8.0, max_asked_s=30.0)
+"""Default policy for failures in a row."""
+MAX_ANSWERS_PER_READ = 64
+"""Maximum number of answers for one read, as long as each of them has brought some bytes."""
+PASSING_STATUSES = frozenset({200, 206, 403, 404})
+"""Statuses of answers without the bytes that something between client and server may have given once."""
 __all__ = ["MAX_CONNECTIONS", "HttpOptions", "HttpSource", "file_names", "without_secrets"]
 
 PROBE_BYTES = 1
@@ -51,6 +56,51 @@ HEADERS_VARIABLE = "EPOCHAL_HTTP_HEADERS"
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[0-9A-Za-z._-]+)(?::[0-9]{1,5})?")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"(?:[\x21-\x7e]+(?:[\t ]+[\x21-\x7e]+)*)?")
+
+
+class Attempts:
+    """The attempts of one read of an opened file.
+
+    Failures in a row are counted, and forgotten when bytes come, but there are never more than `MAX_ANSWERS_PER_READ`;
+    and a file that was opened is not refused for one answer of a proxy or CDN on a bad day, but only if nothing else
+    comes.
+
+    Args:
+        policy: for failures in a row.
+    """
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._backoff = policy.begin()
+        self._answers = 0
+        self._unavailable: SourceUnavailable | None = None
+
+    async def failed(self, error: DataError, received_bytes: int) -> None:
+        """Return when it is time for the next attempt.
+
+        Args:
+            error: of the last attempt.
+            received_bytes: of its answer, before it failed.
+
+        Raises:
+            SourceUnavailable: the attempts are over; retry later.
+            DataError: `error`, if it does not pass, or came in each of the last attempts.
+        """
+        if received_bytes:
+            self._backoff.reset()
+            self._unavailable = None
+        if isinstance(error, SourceUnavailable):
+            self._unavailable = error
+        elif not _may_pass(error):
+            raise error
+        self._answers += 1
+        last = self._unavailable or error
+        if self._answers == MAX_ANSWERS_PER_READ:
+            raise last
+        await self._backoff.wait(last, error.context.get("retry_after_s", 0.0))
+
+
+def _may_pass(error: DataError) -> bool:
+    return isinstance(error, Rejected | CorruptData) and error.context.get("status") in PASSING_STATUSES
 
 
 @dataclass(frozen=True, slots=True)

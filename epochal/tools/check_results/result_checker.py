@@ -1,7 +1,7 @@
 """Checking results for a coordinator: lease one, read it from the object store a few megabytes at a time, report.
 
 The rule kept here: a checker says what it has read, or nothing. Where it cannot read, it gives the check back, and the
-coordinator has it carried out elsewhere; what it holds when it is killed, too (`coordinator/blobs/leased_checks.py`).
+coordinator has it carried out elsewhere; what it holds when it is killed, too (`LeasedChecks`).
 """
 
 import asyncio

@@ -7,18 +7,21 @@ it has computed, or why it could not; what is under way when it ends is given ba
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.run_manager.exchange import Exchange
+from epochal.runtime.clock import Clock
 from epochal.runtime.files.spool import Spool
 from epochal.runtime.merging.merger import Merger
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.task_errors import first_error
 from epochal.runtime.worker_thread import Worker, WorkerThread
+from epochal.state.codecs.codec import EncodedTensor
 from epochal.state.errors import (
     DataError,
     EpochalError,
@@ -31,6 +34,8 @@ from epochal.state.errors import (
 )
 from epochal.state.merging import Diverged
 from epochal.state.messages.replay_messages import (
+    MAX_GAIN,
+    SCORED_PART,
     CalibrationReport,
     LeasedReplay,
     ReplayFailure,
@@ -38,26 +43,88 @@ from epochal.state.messages.replay_messages import (
     ScoreReport,
 )
 from epochal.state.messages.requests import MAX_MESSAGE_CHARS
+from epochal.state.messages.round_times import milliseconds
 from epochal.state.messages.state_messages import StateBlob
+from epochal.state.model.replica import Replica
+from epochal.state.model.tensors import Buffer, Float32Array
 from epochal.state.refusals import Refusal
+from epochal.state.results import decode_result
 from epochal.state.text.amounts import counted
 from epochal.state.weights import number_of
-from epochal.state.wire import Blake3, ClientId, Sha256
+from epochal.state.wire import Blake3, ClientId, Sha256, sha256_hex
 from epochal.tools.check_results.leases import HeldLease, while_leased, work_by_lease
 from epochal.tools.evaluate.losses import EvaluationOptions, HeldOutLosses, LossComputation
 from epochal.tools.replays.calibration import Calibration, CalibrationSchedule
 from epochal.tools.replays.opened_trainers import OpenedTrainers, Opening
 from epochal.tools.replays.past_replicas import PastReplicas
 from epochal.tools.replays.replay import Replay, RevealedFiles, WorkOfRound
-from epochal.tools.replays.result_scores import Scores
 from epochal.tools.replays.session import FollowedRun, RepeatedRequests, RoundSetup
 
+SCORED_SAMPLES = 64
+"""Number of held-out samples of a score."""
 log = logging.getLogger(__name__)
 
 REPLICAS_BEYOND = 1
 """Replicas that are held beyond those of `verify.within` rounds."""
 NOT_WANTED = frozenset({Refusal.NOT_FOUND, Refusal.STALE_ROUND, Refusal.ALREADY_COMMITTED})
 """Refusals of a report of which the run has no use (any more)."""
+
+
+class Scores:
+    """Scores results of one run (`[verify] by = "scores"`): by how much a part of one lowers the loss on held-out data.
+
+    Args:
+        losses: returns the computation of losses on the held-out data of a step.
+        worker: makes the parameters, off the event loop.
+        clock: times a score.
+    """
+
+    def __init__(self, losses: Callable[[int], Awaitable[LossComputation]], worker: Worker, clock: Clock) -> None:
+        self._losses = losses
+        self._worker = worker
+        self._clock = clock
+
+    async def score(self, start: Replica, result: Buffer, client_id: ClientId, factor: float) -> ScoreReport:
+        """Return the score of a result, on samples that are drawn now, after it was made.
+
+        Args:
+            start: the replica before its round.
+            result: its bytes.
+            client_id: whose it is.
+            factor: with which its weight in the merge was multiplied.
+
+        Raises:
+            InvalidResult: the bytes are no result.
+            DataError: the samples cannot be read.
+            InvalidInput: the step's held-out data cannot be opened here.
+            TrainerFailed: the loss of the replica itself cannot be computed.
+        """
+        began_s, step = self._clock.monotonic_s(), start.step + 1
+        losses = await self._losses(step)
+        samples = min(losses.data.samples, SCORED_SAMPLES)
+        first = secrets.randbelow(losses.data.samples - samples + 1)
+        moved = await self._worker.run(partial(_moved, start, result, SCORED_PART * factor))
+        await losses.load(start.step, start.parameters)
+        before = await losses.loss(first, samples)
+        await losses.load(start.step, moved)
+        try:
+            after = await losses.loss(first, samples)
+            gain = (before.finite_nats() - after.finite_nats()) / before.token_count
+        except TrainerFailed:  # it is not finite
+            gain = -MAX_GAIN
+        bounded = max(-MAX_GAIN, min(MAX_GAIN, gain))
+        took_ms = milliseconds(self._clock.monotonic_s() - began_s)
+        return ScoreReport(step, client_id, sha256_hex(result), bounded, samples, took_ms)
+
+
+def _moved(start: Replica, result: Buffer, part: float) -> dict[str, Float32Array]:
+    """Return the parameters after so large a part of a result."""
+    found = decode_result(result, start.layout)[1]
+    return {name: start.parameters[name] - part * _decoded(values) for name, values in found.items()}
+
+
+def _decoded(values: Float32Array | EncodedTensor) -> Float32Array:
+    return values.values() if isinstance(values, EncodedTensor) else values
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from epochal.state.errors import CoordinatorUnreachable, InvalidDocument, Invali
 from epochal.state.model.replica import Replica, first_replica
 from epochal.state.model.tensors import Tensors
 from epochal.state.refusals import Refusal
-from epochal.tools.export import file_layout as export_plan
 from epochal.tools.export import folder as export_folder
+from epochal.tools.export import folder as export_plan
 from epochal.tools.export.destinations import HubDestination, parse_destination, step_name
 from epochal.tools.export.exporter import Exporter, ExportOptions
 from epochal.tools.export.folder import read_note

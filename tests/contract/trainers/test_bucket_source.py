@@ -10,9 +10,8 @@ from epochal.state.config.data_location import S3, Gcp
 from epochal.state.config.model_table import Gcs, S3Checkpoint
 from epochal.state.errors import InvalidInput, ModelUnavailable
 from epochal.trainers.sources import safetensors_reader
-from epochal.trainers.sources.bucket_model import BucketFolder
 from epochal.trainers.sources.folder_source import FolderSource
-from epochal.trainers.sources.open_model import names_a_source, open_source
+from epochal.trainers.sources.open_model import BucketFolder, names_a_source, open_source
 from tests.support.heavy import need_module
 from tests.support.models.model_files import CONFIG, write_model
 from tests.support.servers.data_http import HttpReply, HttpRequest, http_server

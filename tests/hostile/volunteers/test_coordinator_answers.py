@@ -11,7 +11,7 @@ import pytest
 
 from epochal.coordinator_client.http import CoordinatorClient
 from epochal.runtime.files.spool_part import ReceivedFile
-from epochal.runtime.http import answer_bodies
+from epochal.runtime.http import http_client
 from epochal.runtime.http.http_client import open_client
 from epochal.runtime.retry import RetryPolicy
 from epochal.state.errors import CoordinatorUnreachable, InvalidDocument
@@ -45,7 +45,7 @@ async def _answering(head: str, body: bytes) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("status", ["200 OK", "500 Error", "307 Redirect\r\nLocation: /v1/runs"])
 async def test_compressed_answer_takes_no_more_than_its_bound(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_bodies, "MAX_ANSWER_BYTES", LONGEST_BYTES)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", LONGEST_BYTES)
     async with _answering(f"{status}\r\nContent-Type: application/json\r\nContent-Encoding: gzip", BOMB) as url:
         tracemalloc.start()
         try:
@@ -58,7 +58,7 @@ async def test_compressed_answer_takes_no_more_than_its_bound(status: str, monke
 
 def test_bound_of_an_answer_is_that_of_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "volunteer-safety.md").read_text(encoding="utf-8")
-    assert f"given up at {answer_bodies.MAX_ANSWER_BYTES / 1024**2:.0f} MiB" in page
+    assert f"given up at {http_client.MAX_ANSWER_BYTES / 1024**2:.0f} MiB" in page
 
 
 @pytest.mark.parametrize("announces", [True, False])

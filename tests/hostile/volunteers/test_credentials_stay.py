@@ -11,9 +11,8 @@ import pytest
 from epochal.data_providers.locations import parse_location, permissions_of_owner
 from epochal.data_providers.open_data import OpenOptions, open_location
 from epochal.data_providers.protocol import DatasetSpec
-from epochal.data_providers.sources.http.requester import Requester
+from epochal.data_providers.sources.http.requester import Requester, Target
 from epochal.data_providers.sources.http.source import HEADERS_VARIABLE, HttpOptions, HttpSource
-from epochal.data_providers.sources.http.target import Target
 from epochal.data_providers.sources.hub_dataset import HubDataset
 from epochal.runtime.buckets import Bucket, StoreAccess, host_of
 from epochal.runtime.hub import HUB_HOST

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from docs.page_blocks import ROOT
-from epochal.coordinator.page.page_words import words_module
+from epochal.coordinator.page.page_files import words_module
 from epochal.state.shown.installing import INDEX_URL, INSTALL_NOTE, SOURCE_URL, install_command, install_note
 
 PLACES = {"Source": SOURCE_URL, "Index": INDEX_URL}

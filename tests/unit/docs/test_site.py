@@ -14,7 +14,7 @@ import epochal
 from docs.pictures import PHASE_PATHS
 from epochal.cli.lazy import command_name
 from epochal.cli.main import PANELS
-from epochal.coordinator.machine.phases import PHASES
+from epochal.coordinator.machine.handle import PHASES
 from tests.support.heavy import need_module
 
 ROOT = Path(__file__).parents[3]

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import pytest
 
-from epochal.coordinator.run.own_outcomes import OwnOutcomes
+from epochal.coordinator.run.publication import OwnOutcomes
 from epochal.run_manager.events import Event
 from epochal.run_manager.exchange import Exchange
 from epochal.run_manager.replica.checkpoint_download import ATTEMPTS, CheckpointDownload

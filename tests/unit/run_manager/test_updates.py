@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from epochal.coordinator.run.own_outcomes import OwnOutcomes
+from epochal.coordinator.run.publication import OwnOutcomes
 from epochal.run_manager.agent import EndReason
 from epochal.run_manager.events import BlobFetched, Event, ReplicaDistrusted
 from epochal.run_manager.exchange import Exchange

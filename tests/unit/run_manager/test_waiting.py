@@ -1,11 +1,11 @@
-"""`run_manager/waiting.py`: a client says what it waits for, once, with a warning once it takes long."""
+"""`run_manager/agent.py`: a client says what it waits for, once, with a warning once it takes long."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 
-from epochal.run_manager.waiting import WAIT_WARNING_S, WaitingNotice
+from epochal.run_manager.agent import WAIT_WARNING_S, WaitingNotice
 from epochal.state.documents import CheckpointRef
 from epochal.state.phase_names import RunState
 from epochal.state.shown.waiting_words import awaited_by

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from epochal.coordinator.api.viewer_facing import RULES
-from epochal.coordinator.page.page_files import page_files
-from epochal.coordinator.page.page_words import MODULES
+from epochal.coordinator.page.page_files import MODULES, page_files
 from tests.support.drive.served import Served, problem
 from tests.support.thinned import thinned
 

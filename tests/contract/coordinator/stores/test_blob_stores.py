@@ -9,8 +9,7 @@ import pytest
 from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.files.arriving import MAX_PIECE_BYTES
 from epochal.coordinator.store.files.blobs import DirectoryBlobs
-from epochal.coordinator.store.object_store.blobs import ObjectBlobs
-from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs, SharedObjectBlobs
 from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.state.errors import Refused
 from epochal.state.wire import Sha256, sha256_hex

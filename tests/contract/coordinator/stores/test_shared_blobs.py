@@ -11,8 +11,7 @@ import pytest
 
 from epochal.coordinator.store.blobs import BlobStore
 from epochal.coordinator.store.files.blobs import FORGOTTEN_AFTER_S, DirectoryBlobs
-from epochal.coordinator.store.object_store.blobs import ObjectBlobs
-from epochal.coordinator.store.object_store.shared_blobs import SharedObjectBlobs
+from epochal.coordinator.store.object_store.blobs import ObjectBlobs, SharedObjectBlobs
 from epochal.state.errors import Refused, StoreFailed
 from epochal.state.refusals import Refusal
 from epochal.state.wire import ClientId, Sha256, sha256_hex

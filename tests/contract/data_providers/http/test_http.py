@@ -11,9 +11,8 @@ import pytest
 import epochal.data_providers.sources.http.requester
 from epochal.data_providers.protocol import CorruptData, DatasetSpec, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import read
-from epochal.data_providers.sources.http.attempts import RETRY
 from epochal.data_providers.sources.http.range_answers import MAX_WHOLE_FILE_BYTES
-from epochal.data_providers.sources.http.source import MAX_CONNECTIONS, HttpOptions, HttpSource
+from epochal.data_providers.sources.http.source import MAX_CONNECTIONS, RETRY, HttpOptions, HttpSource
 from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from tests.support.bounds import BOUND_S

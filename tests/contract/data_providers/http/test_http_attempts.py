@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import epochal.data_providers.sources.http.attempts
 import epochal.data_providers.sources.http.requester
+import epochal.data_providers.sources.http.source
 from epochal.data_providers.protocol import CorruptData, Rejected, SourceUnavailable
 from epochal.data_providers.sources.byte_source import read
-from epochal.data_providers.sources.http.attempts import RETRY
 from epochal.data_providers.sources.http.range_answers import MAX_SHOWN_CHARS, MAX_WHOLE_FILE_BYTES
-from epochal.data_providers.sources.http.source import HttpOptions, HttpSource
+from epochal.data_providers.sources.http.source import RETRY, HttpOptions, HttpSource
 from epochal.state.errors import DataError
 from epochal.state.intervals import DataIds
 from tests.support.data.data_http_client import ONE_TRY, TOKENS, Faulty, opened, with_header
@@ -122,7 +121,7 @@ async def test_http_server_that_drips_is_given_up(folder: Path, monkeypatch: pyt
     server = Faulty(folder)
     async with opened(server, options=FOUR_TRIES) as provider:
         monkeypatch.setattr(epochal.data_providers.sources.http.requester, "ANSWER_TIMEOUT_S", 0.05)
-        monkeypatch.setattr(epochal.data_providers.sources.http.attempts, "MAX_ANSWERS_PER_READ", 5)
+        monkeypatch.setattr(epochal.data_providers.sources.http.source, "MAX_ANSWERS_PER_READ", 5)
         server.fault = drip = InTurn(
             lambda reply: replace(reply, body=reply.body[:1], announced_bytes=len(reply.body), hangs=True), lasts=True
         )

@@ -10,10 +10,9 @@ import pytest
 
 from epochal.data_providers.protocol import CorruptData
 from epochal.data_providers.sources.byte_source import Wanted
-from epochal.data_providers.sources.http.attempts import RETRY
 from epochal.data_providers.sources.http.filled_buffer import Filling
 from epochal.data_providers.sources.http.multi_ranges import MAX_FAILURES, MAX_PARTS, MAX_SEVERAL_BYTES, plan_groups
-from epochal.data_providers.sources.http.source import HttpOptions, HttpSource
+from epochal.data_providers.sources.http.source import RETRY, HttpOptions, HttpSource
 from tests.support.bounds import BOUND_S
 from tests.support.data.data_http_client import ONE_TRY, with_header
 from tests.support.servers.data_http import (

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from epochal.coordinator.blobs.leased_checks import LeasedChecks
+from epochal.coordinator.blobs.from_object_store import LeasedChecks
 from epochal.coordinator.blobs.leases import GRACE_S, LEASE_S, MAX_LEASES, MIN_BYTES_PER_S, PRESENT_FOR_S
 from epochal.state.errors import Refused
 from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict, ExpectedResult, LeasedCheck

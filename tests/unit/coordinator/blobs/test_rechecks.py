@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from epochal.coordinator.blobs.rechecks import LOOK_WAIT_S, MAX_LOOKS, ObjectLooks
+from epochal.coordinator.blobs.from_object_store import LOOK_WAIT_S, MAX_LOOKS, ObjectLooks
 from epochal.coordinator.store.run_blobs import RunBlobs
 from epochal.coordinator_client.stored_blobs import BLOB_TIMEOUT_S
 from epochal.state.errors import Refused

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from epochal.coordinator.machine import stimuli
-from epochal.coordinator.machine.handle import handle
+from epochal.coordinator.machine.handle import PHASES, TRANSITIONS, destination, handle
 from epochal.coordinator.machine.instructions import SegmentEnded
-from epochal.coordinator.machine.phases import PHASES, TRANSITIONS, destination
 from epochal.state.errors import InternalError
 from epochal.state.phase_names import RunState
 from epochal.state.wire import Seed

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochal.coordinator.run.own_outcomes import MAX_READ, OwnOutcomes
+from epochal.coordinator.run.publication import MAX_READ, OwnOutcomes
 from epochal.state.documents import Outcome, OutcomeEntry, OwnOutcome
 from epochal.state.intervals import BatchId
 from epochal.state.weights import factor_hex, norm_hex

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.views import document_of
-from epochal.coordinator.run import result_pages
+from epochal.coordinator.run import publication
 from epochal.coordinator.run.long_polls import Reader, ReaderKind
-from epochal.coordinator.run.publication import GATHERED_S, Published, Readers
-from epochal.coordinator.run.result_pages import ResultPages
+from epochal.coordinator.run.publication import GATHERED_S, Published, Readers, ResultPages
 from epochal.runtime.clock import RunClock
 from epochal.state.errors import Refused
 from epochal.state.messages.requests import CommittedResult, ResultCommitment
@@ -67,7 +66,7 @@ def test_page_is_what_the_run_has_whoever_asked_before(asked: list[tuple[int, in
 
 
 def test_long_list_comes_in_several_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(result_pages, "MAX_PAGE_RESULTS", 4)
+    monkeypatch.setattr(publication, "MAX_PAGE_RESULTS", 4)
     pages, run = ResultPages(), RUNS[CLIENTS]
     first = pages.page(run, 1, 0, 0, client(1))
     assert (len(first.results), first.next, first.complete) == (4, 4, False)

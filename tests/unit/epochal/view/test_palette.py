@@ -6,7 +6,7 @@ from importlib.resources import files
 
 from rich.style import Style
 
-from epochal.coordinator.page.page_words import words_module
+from epochal.coordinator.page.page_files import words_module
 from epochal.state.shown.glossary import NOT_REPORTED, PARTS
 from epochal.view.figures.plots import drawn
 from epochal.view.round_lines import STYLES, bar_of

@@ -1,6 +1,7 @@
-"""`runtime/connections/accept_rates.py`: which new connections are taken, in virtual time."""
+"""`runtime/connections/shedding.py`: which new connections are taken, in virtual time."""
 
-from epochal.runtime.connections.accept_rates import (
+from epochal.runtime.connections.per_address import sender_of
+from epochal.runtime.connections.shedding import (
     ADDRESS_AT_ONCE,
     ADDRESS_PER_S,
     KNOWN_S,
@@ -8,7 +9,6 @@ from epochal.runtime.connections.accept_rates import (
     STRANGERS_PER_S,
     AcceptRates,
 )
-from epochal.runtime.connections.per_address import sender_of
 
 FLOOD_PER_S = 1600
 MEMBER, STRANGER = "192.0.2.1", "192.0.2.2"

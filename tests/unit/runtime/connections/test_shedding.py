@@ -2,7 +2,7 @@
 
 import pytest
 
-from epochal.runtime.connections import accept_rates
+from epochal.runtime.connections import shedding
 from epochal.runtime.connections.descriptors import MAX_CONNECTIONS, connections_within
 from epochal.runtime.connections.per_address import ByAddress, sender_of
 from epochal.runtime.connections.shedding import (
@@ -64,7 +64,7 @@ def test_others_wait_while_every_stranger_is_new() -> None:
 
 
 def test_member_gets_back_what_its_connection_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_rates, "STRANGERS_AT_ONCE", 1)
+    monkeypatch.setattr(shedding, "STRANGERS_AT_ONCE", 1)
     opened = Opened(10)
     for number in range(3):
         opened.member(f"member {number}", f"m {number}", f"10.0.0.{number}")
@@ -74,7 +74,7 @@ def test_member_gets_back_what_its_connection_took(monkeypatch: pytest.MonkeyPat
 
 
 def test_member_with_too_many_connections_gets_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_rates, "ADDRESS_AT_ONCE", 3)
+    monkeypatch.setattr(shedding, "ADDRESS_AT_ONCE", 3)
     opened = Opened(10, per_member=1)
     for number in range(4):
         opened.member(str(number))

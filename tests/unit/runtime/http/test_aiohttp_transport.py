@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import httpx
 import pytest
 
-from epochal.runtime.http import answer_bodies
+from epochal.runtime.http import http_client
 from epochal.runtime.http.aiohttp_transport import AiohttpTransport, Client, PlainRequest
 from epochal.runtime.http.http_client import LeftRequests, whole_answer
 from epochal.state.errors import SpoolFull
@@ -134,7 +134,7 @@ async def test_answers_of_every_form_arrive_whole(answer: bytes, status: int, bo
 async def test_exchange_that_fails_is_an_error_of_httpx(
     answer: bytes, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_bodies, "MAX_ANSWER_BYTES", 50)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 50)
     async with talking(answer, OK) as (client, _):
         with pytest.raises(error, match=says):
             await get(client, timeout=0.2 if error is httpx.ReadTimeout else BOUND_S)

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from epochal.runtime.http import answer_bodies
-from epochal.runtime.http.answer_bodies import bounded_body, whole_response
+from epochal.runtime.http import http_client
+from epochal.runtime.http.http_client import bounded_body, whole_response
 
 GZIP = httpx.Headers({"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
@@ -32,13 +32,13 @@ def test_compressed_answer_is_decoded_once() -> None:
 def test_answer_that_cannot_be_decoded_is_refused(
     headers: httpx.Headers, body: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(answer_bodies, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 100)
     with pytest.raises(httpx.HTTPError, match=reason):
         whole_response(200, headers, body)
 
 
 async def test_body_without_an_end_is_given_up_at_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answer_bodies, "MAX_ANSWER_BYTES", 100)
+    monkeypatch.setattr(http_client, "MAX_ANSWER_BYTES", 100)
     sent = 0
 
     async def endless() -> AsyncIterator[bytes]:

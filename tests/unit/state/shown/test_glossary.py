@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from epochal.coordinator.page.page_words import words_module
+from epochal.coordinator.page.page_files import words_module
 from epochal.run_manager.events import RoundPart
 from epochal.runtime.glossary import WORDS
 from epochal.state.messages.history_rows import ClientFate, ClientFigures

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from epochal.state.model.tensors import TensorLayout
-from epochal.tools.export.file_layout import ExportPlan, count_of, plan_export
+from epochal.tools.export.folder import ExportPlan, count_of, plan_export
 from epochal.trainers.sources.float_types import FloatType
 
 NAMES = st.text("abc.", min_size=1, max_size=6)

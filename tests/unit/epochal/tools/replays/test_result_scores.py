@@ -1,4 +1,4 @@
-"""`epochal/tools/replays/result_scores.py`: by how much a part of a result lowers the loss on held-out samples."""
+"""`epochal/tools/replays/replay_worker.py`: by how much a part of a result lowers the loss on held-out samples."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,7 +14,7 @@ from epochal.state.model.replica import first_replica
 from epochal.state.results import ResultHeader, result_of
 from epochal.state.wire import ClientId
 from epochal.tools.evaluate.losses import EvaluationOptions, LossComputation, opened_evaluation
-from epochal.tools.replays.result_scores import SCORED_SAMPLES, Scores
+from epochal.tools.replays.replay_worker import SCORED_SAMPLES, Scores
 from epochal.trainers.architectures import open_model
 from tests.support.data.states import state_file
 from tests.support.drive.processes import SMALL_MODEL

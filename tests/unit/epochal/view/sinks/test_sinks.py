@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from epochal.state.errors import InvalidInput
 from epochal.state.messages.evaluation_reports import Benchmark, Evaluation
 from epochal.state.wire import Sha256
-from epochal.view.sinks.json_lines import JsonLinesSink
+from epochal.view.sinks.followers import JsonLinesSink, TensorBoardSink
 from epochal.view.sinks.sink import FigureSink, SinkFailed, scalars_of, with_evaluations
-from epochal.view.sinks.tensorboard_sink import TensorBoardSink
 from tests.support.bounds import BOUND_S
 from tests.support.data.figure_rows import LINEAGE, OTHER_LINEAGE, as_one, row, rows
 from tests.support.heavy import need_module
@@ -31,7 +30,7 @@ LAST = 3
 FEED = """
 import sys
 from pathlib import Path
-from epochal.view.sinks.{module} import {maker}
+from epochal.view.sinks.followers import {maker}
 from tests.support.data.figure_rows import LINEAGE, rows
 sink = {maker}({place})
 first = sink.open("a run", LINEAGE)
@@ -110,18 +109,18 @@ def kill_after(count: int, program: str, environment: dict[str, str] | None = No
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    ("module", "maker", "place", "numbers"),
+    ("maker", "place", "numbers"),
     [
-        ("json_lines", "JsonLinesSink", "Path({!r}) / 'run.jsonl'", numbers_in_lines),
-        ("tensorboard_sink", "TensorBoardSink", "Path({!r})", numbers_in_tensorboard),
+        ("JsonLinesSink", "Path({!r}) / 'run.jsonl'", numbers_in_lines),
+        ("TensorBoardSink", "Path({!r})", numbers_in_tensorboard),
     ],
 )
 def test_follower_killed_again_and_again_loses_no_row(
-    tmp_path: Path, module: str, maker: str, place: str, numbers: Callable[[Path], Sequence[int]]
+    tmp_path: Path, maker: str, place: str, numbers: Callable[[Path], Sequence[int]]
 ) -> None:
-    if module == "tensorboard_sink":
+    if maker == "TensorBoardSink":
         need_module("tensorboard")
-    program = FEED.format(module=module, maker=maker, place=place.format(str(tmp_path)))
+    program = FEED.format(maker=maker, place=place.format(str(tmp_path)))
     for count in (1, 7, 20):
         kill_after(count, program)
     found = list(numbers(tmp_path))
@@ -284,7 +283,7 @@ def logged_by_wandb(file: Path) -> set[int]:
 def test_wandb_killed_and_started_again_loses_no_row(tmp_path: Path) -> None:
     need_module("wandb")
     environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "WANDB_SILENT": "true"}
-    program = FEED.format(module="wandb_sink", maker="WandbSink", place="'project'")
+    program = FEED.format(maker="WandbSink", place="'project'")
     kill_after(3, program, environment)
     subprocess.run([sys.executable, "-c", program, "6"], env=environment, check=True, timeout=BOUND_S)
     files = [file for file in tmp_path.glob("wandb/offline-run-*/*.wandb") if file.stat().st_size > 7]
