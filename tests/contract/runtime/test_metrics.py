@@ -4,11 +4,14 @@ import contextlib
 import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from docs.metrics_tables import PROGRAMS, table
 from epochal.commands.serve.trainer_service import serving_training
@@ -28,12 +31,42 @@ from epochal.state.refusals import Refusal
 from epochal.training_service.service import TrainingServiceOptions
 from tests.support.data.open_gate import OpenGate
 from tests.support.data.states import state_file
-from tests.support.scraping import OPENMETRICS, Scrape, scrape
 
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 TYPES = frozenset({"counter", "gauge", "histogram", "info"})
 WRONG_UNITS = re.compile(r"_(ms|milliseconds|minutes|hours|kib|kilobytes|megabytes|percent)(_|$)")
 DATA_ERRORS = frozenset({"unavailable", "corrupt", "out_of_range", "rejected", "trainer"})
 SPEC = DatasetSpec(token_size_bytes=2, sequence_length=8)
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """What a program showed at one moment, as the parsers of Prometheus's own client library read it.
+
+    Attributes:
+        families: the project's own metrics by name, without the suffix of their type.
+    """
+
+    content_type: str
+    families: dict[str, Metric]
+
+    def total(self, sample: str, **labels: str) -> float:
+        """Return the sum over the samples of this name that have these labels."""
+        return sum(
+            found.value
+            for family in self.families.values()
+            for found in family.samples
+            if found.name == sample and labels.items() <= found.labels.items()
+        )
+
+
+async def scrape(url: str, accept: str = "text/plain") -> Scrape:
+    """Read a `/metrics` in the format that `accept` names."""
+    async with httpx.AsyncClient() as http:
+        answer = (await http.get(url, headers={"Accept": accept})).raise_for_status()
+    parse = parse_openmetrics if accept == OPENMETRICS else parse_text
+    families = {family.name: family for family in parse(answer.text) if family.name.startswith("epochal_")}
+    return Scrape(answer.headers["content-type"], families)
 
 
 @contextlib.asynccontextmanager

@@ -9,9 +9,11 @@ import pytest
 import pytest_asyncio
 
 from epochal.coordinator.proof.audit import AuditReport
+from epochal.coordinator.store.open import open_store_reader
+from epochal.state.model.replica import Replica, parse_checkpoint
 from epochal.state.phase_names import RunState
+from epochal.tools.checkpoints.readable_run import StoredRun
 from epochal.tools.testnet.child_processes import Child
-from tests.support.data.stored_replica import newest_replica
 from tests.support.drive.cli import Ran
 from tests.support.drive.processes import RealRun, gone, in_phase, in_training, real_run
 from tests.support.heavy import need_module
@@ -24,6 +26,13 @@ NO_TORCH = "torch or transformers cannot be imported: ImportError: libtorch.so: 
 MESH = (*CPU, "--mesh", "fsdp=2", "--batch-size", "1")
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.nightly]
+
+
+async def newest_replica(run_dir: Path) -> Replica:
+    """Return the replica of the newest checkpoint in a store."""
+    run = StoredRun(open_store_reader(str(run_dir)))
+    reference = (await run.now()).checkpoints[-1]
+    return parse_checkpoint(b"".join([piece async for piece in run.pieces(reference)]))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import resource
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from epochal.coordinator.machine.journal_records import Snapshot
 from epochal.coordinator.machine.stimuli import PauseRequested
 from epochal.coordinator.run.opening import ServiceOptions
 from epochal.coordinator.run.service import CoordinatorService
-from epochal.coordinator.store.files.folder import FolderPlace
+from epochal.coordinator.store.files.folder import DATABASE_FILE, FolderPlace
 from epochal.coordinator.store.files.opening import open_folder_store
 from epochal.coordinator.store.store import Store
 from epochal.runtime.clock import SystemClock
@@ -21,9 +23,20 @@ from epochal.runtime.worker_thread import InlineWorker
 from epochal.state.errors import Refused, StoreBlocked, StoreFailed
 from epochal.state.phase_names import RunState
 from tests.support.bounds import BOUND_S
-from tests.support.data.full_disk import full_disk
 from tests.support.data.states import state_file
 from tests.support.simulate.memory_store import MemoryJournal, MemoryPlace, MemoryStore
+
+
+@contextmanager
+def full_disk(run_dir: Path) -> Iterator[None]:
+    """Let no file of this process grow beyond the length of a run's write-ahead log, and some bytes: a full disk."""
+    length = (run_dir / f"{DATABASE_FILE}-wal").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (length + 100, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture(autouse=True)
