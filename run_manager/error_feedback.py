@@ -35,13 +35,7 @@ PARTS_PER_DROP = 64
 
 @dataclass(slots=True, eq=False)
 class _Residual:
-    """A residual after the result of a step.
-
-    Attributes:
-        lineage: the run's history, which changes when the run is restored from a backup.
-        tensors: None if they could not be written.
-        result_sha256: digest of the result; "" before it is published.
-    """
+    """A residual after the result of a step; `tensors` is None if they could not be written."""
 
     step: int
     lineage: str

@@ -64,13 +64,7 @@ class DocumentListener(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One client's part of a run, opened.
-
-    Attributes:
-        listeners: every part that follows the run document, in the order in which it is offered to them.
-        background: the parts that end their work when the client starts anew.
-        closing: closes everything that was opened, the last first.
-    """
+    """One client's part of a run, opened; `listeners` are offered each document in their order."""
 
     keeper: ReplicaKeeper
     results: OwnResults
@@ -203,14 +197,7 @@ def _has_begun(document: RunDocument) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ground:
-    """The resources on which all parts of a client's run work.
-
-    Attributes:
-        worker: runs blocking calls other than training and merging.
-        spool: holds replicas, results and checkpoints outside of memory.
-        group: where background work runs.
-        closing: closes the parts that the stages open.
-    """
+    """The resources on which all parts of a client's run work; `closing` closes the parts that the stages open."""
 
     session: CoordinatorSession
     dependencies: ClientDependencies

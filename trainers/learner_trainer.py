@@ -118,11 +118,7 @@ class _LocalSteps:
         self._token_count += token_count
 
     def finish(self, parameters: Mapping[str, Float32Array]) -> tuple[TrainedRound, InnerState]:
-        """Return the result, and the optimizer's state after it. Only here numbers of a device are waited for.
-
-        Raises:
-            TrainerFailed: a loss or a gradient was not finite; the message names the first one.
-        """
+        """Return the result, and the optimizer's state after it. Only here numbers of a device are waited for."""
         nats, norms = 0.0, list[float]()
         for number, name, value in self._found:
             try:

@@ -96,12 +96,7 @@ class _Source:
 
 
 class _Upload:
-    """One blob that is being received, or waits for its rest.
-
-    Attributes:
-        received_bytes: number of bytes that were taken.
-        is_waiting: whether it waits for a request.
-    """
+    """One blob that is being received, or waits for its rest."""
 
     def __init__(self, expected: ExpectedBlob, keep: Keep, on_pause: Callable[["_Upload"], None]) -> None:
         self.key = expected.client_id, expected.sha256
@@ -130,12 +125,7 @@ class _Upload:
         return self._ended is not None or self.task.done()
 
     async def receive(self, transfer: Transfer, pieces: AsyncIterator[bytes]) -> None:
-        """Take the next bytes from a request; return when all are kept and counted. There must be no other source.
-
-        Raises:
-            Refused: the body broke off, and the upload waits; or it has ended.
-            StoreFailed: it has ended.
-        """
+        """Take the next bytes from a request; return when all are kept. Raise `Refused` if some are missing."""
         source = self._source = _Source(transfer, pieces, asyncio.get_running_loop().create_future())
         self._news.set()
         either: set[asyncio.Future[Any]] = {self.task, source.left}

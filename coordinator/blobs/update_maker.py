@@ -70,12 +70,7 @@ TOGETHER_BYTES = 1024 * 1024
 
 @dataclass(slots=True)
 class _Sum:
-    """The sum of one round's results: here, or at workers.
-
-    Attributes:
-        most: the largest number of batches that counts, while the round is under way.
-        probe: of a sum at workers.
-    """
+    """The sum of one round's results, of at most `most` batches while it is under way: here, or at workers."""
 
     step: int
     attempt: int

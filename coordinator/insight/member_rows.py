@@ -74,16 +74,7 @@ def _row_of(
     silent_s: float,
     present: _Present,
 ) -> MemberFigures:
-    """Return the row of a present member.
-
-    Args:
-        run: at the present time.
-        member: of the run.
-        known: its figures in the run's history.
-        lately: its part of the last rounds.
-        silent_s: seconds since it was last heard.
-        present: of all members.
-    """
+    """Return the row of a present member; `lately` is its part of the last rounds, `silent_s` since it was heard."""
     known = known or KnownMember(member.client_id)
     rest_s = member.conduct.rest_s(run.clock.now_s)
     return MemberFigures(

@@ -78,11 +78,7 @@ class _Encoded(WireDocument):
 
 
 class _KeptDetail:
-    """A round with its clients, to which their times are added when they report them.
-
-    Attributes:
-        told_count: number of reports that were taken in.
-    """
+    """A round with its clients, to which their times are added when they report them."""
 
     def __init__(self, detail: RoundDetail) -> None:
         self.number = detail.figures.number

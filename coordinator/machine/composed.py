@@ -13,12 +13,7 @@ class Composed:
     """Base of a frozen dataclass, without `slots`, whose fields hold a part each."""
 
     def _with(self, names: Mapping[type, str], parts: tuple[Any, ...]) -> Self:
-        """Return the value with these parts in place of its own; the value itself if they are its own.
-
-        Args:
-            names: the field that holds each kind of part.
-            parts: the others.
-        """
+        """Return the value with these parts, each in the field of its kind; the value itself if they are its own."""
         known = self.__dict__
         changed = {names[type(part)]: part for part in parts}
         if all(known[name] is part for name, part in changed.items()):

@@ -237,14 +237,7 @@ def settle_work(
 
 
 def _ended_round(before: Run, after: Run, current: Round, exams: frozenset[ClientId]) -> EndedRound:
-    """Return a round at its end.
-
-    Args:
-        before: the run in the round's last moment.
-        after: the run with the round's work settled.
-        current: the round.
-        exams: the clients whose results were exams.
-    """
+    """Return a round at its end: `before` is the run in its last moment, `after` with its work settled."""
     return EndedRound(
         round=current,
         epoch=before.progress.epoch,

@@ -91,12 +91,7 @@ def _stage(run: Run) -> tuple[int, int, int, RunState, bool] | None:
 
 
 def _first_look(run: Run, current: Round) -> Ahead | None:
-    """Return the next round if all of the work of this one, of which nothing has been heard yet, is applied.
-
-    Args:
-        run: in RoundTrain, whose ready members are the round's clients; without suspects.
-        current: the round.
-    """
+    """Return the next round if all of the work of this one, of which nothing has been heard yet, is applied."""
     clients = _as_expected(run, current)
     batches, work = current.tasks.work.batch_count(), run.work
     after = replace(

@@ -169,14 +169,7 @@ def _promise_from_s(run: Run, current: Round) -> float:
 
 
 def _promise(run: Run, current: Round) -> Ahead | None:
-    """Return the next round, if one will follow that can be drawn now.
-
-    Its clients are those that are ready now, and those that may be then.
-
-    Args:
-        run: in the round; whatever is due of it is not carried.
-        current: that round.
-    """
+    """Return the next round, if one will follow that can be drawn now, for clients that are or may be ready then."""
     after = run.with_parts(replace(run.progress, step=run.progress.step + 1))
     ready = [_as_expected(run, current, member) for member in run.ready_members()]
     if (

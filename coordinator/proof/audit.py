@@ -103,14 +103,7 @@ class AuditReport:
 
 @dataclass
 class _Findings:
-    """Collects what an audit finds.
-
-    Attributes:
-        ledger: counts batches and outcomes independently of the machine, once the journal's beginning is known.
-        attested: digests on which quorums agreed, by replica.
-        compacted: number of segments that are kept as a proof.
-        begins: number of the first segment that is kept whole.
-    """
+    """Collects what an audit finds; `ledger` counts batches and outcomes independently of the machine."""
 
     ledger: Ledger | None = None
     attested: dict[int, Blake3] = field(default_factory=dict)
@@ -201,11 +194,7 @@ async def _audit(store: StoreReader, *, with_parameters: bool) -> AuditReport:
 
 
 async def _replayed(journal: JournalReader, stored: StoredProof | None, found: _Findings) -> Replayed:
-    """Replay the journal from its beginning, or from the end of the proof; return the run after the last record.
-
-    Raises:
-        StoreFailed: nothing can be replayed.
-    """
+    """Replay the journal from its beginning, or from the end of the proof; return the run after the last record."""
     last: Replayed | None = None
     begins = 0 if stored is None else stored.segment_count
     newest = await journal.newest_segment()

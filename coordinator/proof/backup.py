@@ -123,11 +123,7 @@ async def last_of(store: StoreReader) -> Replayed:
 async def _copy_blobs(
     store: StoreReader, copy: StoreReader, folder: BackupFolder, kept: tuple[KeptBlob, ...]
 ) -> str | None:
-    """Copy these blobs, except those that the copied database holds; return which one is missing, or None.
-
-    Raises:
-        StoreFailed: one is damaged.
-    """
+    """Copy these blobs, except those that the copied database holds; return which one is missing, or None."""
     with long_work("copying blobs", sum(blob.size_bytes for blob in kept), BYTES) as work:
         for blob in kept:
             end_bytes = work.done + blob.size_bytes

@@ -189,11 +189,7 @@ class Compaction:
 
 
 def _base(proofs: tuple[StoredProof, ...], run: Run) -> StoredProof | None:
-    """Return the proof that the journal names, or the next one, which it does not name yet; None if it names none.
-
-    Raises:
-        StoreFailed: the proof that the journal names is missing or damaged.
-    """
+    """Return the proof that the journal names, or the next one, which it does not name yet; None if it names none."""
     exact = next((proof for proof in proofs if is_named(run, proof)), None)
     found = exact or next((proof for proof in reversed(proofs) if is_named_by(run, proof)), None)
     if found is None and run.identity.compacted is not None:

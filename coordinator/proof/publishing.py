@@ -223,11 +223,7 @@ def _has_address(state_file: StateFile) -> bool:
 
 
 async def _claim(to: PublishedFiles, found: Replayed, versions: Versions) -> Publication | None:
-    """Mark a folder as this run's; return the manifest of an earlier publication in it, if there is a readable one.
-
-    Raises:
-        InvalidInput: it holds something else, or another run of this name.
-    """
+    """Mark a folder as this run's; return the manifest of an earlier publication in it. Refuse one that holds more."""
     run_id, identity = found.run.state_file.run_id, found.run.identity
     page = _page_of(found.run, versions)
     if await to.is_empty():
@@ -255,11 +251,7 @@ async def _claim(to: PublishedFiles, found: Replayed, versions: Versions) -> Pub
 async def _put_blobs(
     store: StoreReader, copy: StoreReader, to: PublishedFiles, kept: tuple[KeptBlob, ...]
 ) -> tuple[list[PublishedFile], str | None]:
-    """Publish the blobs that are not in the copied database; return them, and which one is missing, or None.
-
-    Raises:
-        StoreFailed: one is damaged.
-    """
+    """Publish the blobs that are not in the copied database; return them, and which one is missing, or None."""
     files: list[PublishedFile] = []
     with long_work("publishing blobs", sum(blob.size_bytes for blob in kept), BYTES) as work:
         for blob in kept:

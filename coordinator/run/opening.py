@@ -157,15 +157,7 @@ def _others_serve(store: Store, option: str) -> InvalidInput:
 async def _stimuli_of_start(
     options: ServiceOptions, journal: RunJournal, state_file: StateFile, *, is_restored: bool, is_live: bool
 ) -> tuple[Stimulus, ...]:
-    """Return the stimuli to handle before all others where the store holds the run. Raises as `open_run` does.
-
-    Args:
-        options: store, clock and key.
-        journal: of the run.
-        state_file: the validated state file, perhaps edited.
-        is_restored: the store holds a backup.
-        is_live: whether other coordinators serve the run.
-    """
+    """Return the stimuli to handle before all others where the store holds the run. Raises as `open_run` does."""
     store = options.store
     if store.is_backup and not is_restored:
         raise InvalidInput(f"{store.name} is a backup; start from it with --restored: clients return to what it holds")

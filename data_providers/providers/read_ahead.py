@@ -64,12 +64,7 @@ class _Unit:
 
 @dataclass(slots=True)
 class _Plan:
-    """The requests to come: `units` that are fetched already, then the data indices `left`.
-
-    Attributes:
-        step: samples of one request, as far as is known.
-        unit_samples: samples of the next unit.
-    """
+    """The requests to come: `units` that are fetched already, then the data indices `left`."""
 
     left: deque[DataIds]
     step: int

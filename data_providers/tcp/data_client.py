@@ -183,11 +183,7 @@ class TcpDataProvider:
         missing: list[WantedPiece],
         failed: dict[DataServerAddress, DataError],
     ) -> list[WantedPiece]:
-        """Ask this server for the pieces, and return those that it did not deliver.
-
-        Raises:
-            DataError: it says what every other server would say.
-        """
+        """Return the pieces that this server did not deliver. Raise `DataError` for what each other would say."""
         arrived_before_bytes = connection.received_bytes
         call = connection.ask(missing, self._access.document_version())
         try:
@@ -211,11 +207,7 @@ class TcpDataProvider:
         server.failed(error, asyncio.get_running_loop().time())
 
     async def _connected(self, failed: dict[DataServerAddress, DataError]) -> tuple[_Server, ClientConnection]:
-        """Return a connection to a server that is not among those that failed.
-
-        Raises:
-            DataError: all servers have failed.
-        """
+        """Return a connection to a server that is not among those that failed. Raise `DataError` if all have failed."""
         current = self._current
         if not failed and not self._closed and current.connection is not None and current.is_connected:
             return current, current.connection
@@ -233,11 +225,7 @@ class TcpDataProvider:
                     self._note_failure(server, error, failed)
 
     def _next(self, failed: dict[DataServerAddress, DataError]) -> _Server:
-        """Return the server to ask: the current one, else the first that is not avoided, else the soonest.
-
-        Raises:
-            DataError: all have failed.
-        """
+        """Return the server to ask: the current one, else the first that is not avoided, else the soonest."""
         now_s = asyncio.get_running_loop().time()
         left = [server for server in self._servers if server.address not in failed]
         if not left:

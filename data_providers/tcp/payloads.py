@@ -157,12 +157,7 @@ async def answer_of(provider: DataProvider, shape: Shape, data_ids: DataIds) -> 
 
 
 async def _fitting(provider: BoundedProvider, data_ids: DataIds) -> tuple[memoryview, int]:
-    """Return the payload of as many of the samples, from the first one on, as fit into a frame, and their number.
-
-    Raises:
-        CorruptData: the first one alone is too large.
-        DataError: as `DataProvider.get_samples`.
-    """
+    """Return the payload of the first samples that fit into a frame, and their number. Raise `CorruptData` if none."""
     count = data_ids.count
     while True:
         try:

@@ -95,12 +95,7 @@ class RequestEnded:
 
 @dataclass(eq=False, slots=True)
 class _Served:
-    """A connection that is being served.
-
-    Attributes:
-        connection: its place among the others.
-        busy: whether a request is being answered; otherwise it waits for its client and may be closed at any time.
-    """
+    """A connection that is being served; unless it is `busy`, it waits for its client and may be closed at any time."""
 
     connection: Connection
     reader: asyncio.StreamReader
@@ -285,13 +280,7 @@ class DataServer:
         return client_id
 
     async def _read_frame(self, served: _Served, expected: FrameKind, wait_s: float) -> tuple[FrameHeader, bytes]:
-        """Return the next frame, of which nothing may arrive for some time, and then all of it in little time.
-
-        Raises:
-            TimeoutError: it does not arrive in time.
-            OSError, EOFError: the connection ended.
-            InvalidInput: it is not one that may come here.
-        """
+        """Return the next frame, of which nothing may arrive for some time, and then all of it in little time."""
         served.busy = False
         async with asyncio.timeout(wait_s):
             header = parse_header(await served.reader.readexactly(HEADER_BYTES))

@@ -283,14 +283,7 @@ class Merger:
         written: Callable[[Piece], None] = lambda _: None,
         outer: OuterStep | None = None,
     ) -> HeldReplica:
-        """Return the replica after an update, written to a file; the arguments are those of `ReplicaPass`.
-
-        Args:
-            encode: writes a stretch of the update, before it is applied.
-            outer: as `applied` takes it.
-
-        Raise as `applied`, and what `ready` and `encode` raise.
-        """
+        """Return the replica after an update, written to a file; `encode` writes a stretch before it is applied."""
         await self._load_loops(start.layout)
         file, form = self._spool.file(), CheckpointForm(start.step + 1, start.layout, start.has_momentum)
         output = await self._worker.run(partial(_output, file, form))
@@ -326,11 +319,7 @@ class Merger:
             log.info("compiled_loops", extra={"is_used": is_used})
 
     def _dropping(self, read: Buffer = b"") -> Callable[[], None]:
-        """Return what is called after each piece, and gives pages back after several: the spool's, and of what is read.
-
-        Args:
-            read: a file that is read meanwhile, mapped perhaps.
-        """
+        """Return what is called after each piece, and gives pages back after several: the spool's and the read ones."""
         calls = 0
         file = read.obj if isinstance(read, memoryview) else None
 

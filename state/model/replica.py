@@ -349,11 +349,7 @@ def check_layout(found: TensorLayout, layout: TensorLayout) -> None:
 
 
 def _parse_metadata(metadata: Mapping[str, str]) -> tuple[int, str | None]:
-    """Return the step, and the model document if there is one.
-
-    Raises:
-        InvalidDocument: format or version is not the one that this module writes.
-    """
+    """Return the step, and the model document if there is one. Raise `InvalidDocument` for another format."""
     expected = {"format": CHECKPOINT_FORMAT, "version": CHECKPOINT_VERSION}
     found = dict(metadata)
     step, model = found.pop("step", ""), found.pop(_MODEL, None)

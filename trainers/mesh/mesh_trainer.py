@@ -156,12 +156,7 @@ class MeshTrainer(HoldsInnerState):
 
 
 class _RoundEnd:
-    """The tensors of a round's end, as they arrive: differences of parameters, and the optimizer's state.
-
-    Args:
-        start: the round's start.
-        worker: computes the differences.
-    """
+    """The tensors of a round's end, as they arrive: differences of parameters, and the optimizer's state."""
 
     def __init__(self, start: Mapping[str, Float32Array], worker: Worker) -> None:
         self.difference: Tensors = {}

@@ -189,11 +189,7 @@ class RemoteTrainer:
     async def _submit(
         self, session_id: str, place: tuple[str, int], chunks: Iterable[ColumnChunk]
     ) -> list[ChunkAnswer]:
-        """Send the chunks of a local step and return the answers in their order.
-
-        Raises:
-            Refused, TrainerFailed: a chunk failed; the others are cancelled.
-        """
+        """Send the chunks of a local step and return the answers in order; if one fails, the others are cancelled."""
         free = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
 
         async def send(chunk: ColumnChunk, body: bytes) -> ChunkAnswer:

@@ -120,12 +120,7 @@ class TrainingServiceClient:
             log.info("training_service_not_told", extra={"path": path, "reason": str(error)})
 
     async def _ask(self, method: str, path: str, content: bytes = b"") -> bytes:
-        """Send a request until it is answered, and return the answer.
-
-        Raises:
-            Refused: the service refuses; do not retry.
-            TrainerFailed: no answer within the time of the retry policy.
-        """
+        """Send a request until it is answered. Raise `TrainerFailed` after the time of the retry policy."""
         headers = {} if method == "GET" else {IDEMPOTENCY_KEY: secrets.token_hex(16)}
         backoff = self._retry.begin()
         while True:

@@ -161,11 +161,7 @@ def _read(name: str, shape: Sequence[int], parts: Sequence[StoredPart]) -> Float
 
 
 def _fill(values: Float32Array, part: StoredPart) -> None:
-    """Fill a flat array with the numbers of a stored tensor.
-
-    Raises:
-        InvalidInput: one of them is not finite.
-    """
+    """Fill a flat array with the numbers of a stored tensor. Raise `InvalidInput` if one of them is not finite."""
     kind = float_type_of(part.tensor.code)
     assert kind is not None, "`locate` has refused other types"
     step = CHUNK_BYTES // kind.size_bytes

@@ -224,11 +224,7 @@ def _layout_of(spec_json: str) -> AdapterLayout:
 
 
 def _adapted(module: torch.nn.Module, lora: Lora) -> torch.nn.Module:
-    """Return the module with an adapter of any values in it, float32; nothing else of it is trained.
-
-    Raises:
-        Unsupported: no layer has a name that the adapter wants; the message has those that exist.
-    """
+    """Return the module with an adapter of any values in it, float32; nothing else of it is trained."""
     from peft import LoraConfig, inject_adapter_in_model
 
     wanted = () if lora.target_modules == ALL_LINEAR else lora.target_modules

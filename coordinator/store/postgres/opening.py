@@ -129,12 +129,7 @@ class AppendingDatabase(PostgresDatabase):
         return noted is not None and server is not None and not server.has_all_of(noted)
 
     async def _check_server(self, connection: Connection) -> None:
-        """Raise unless the connection leads to the server of which the journal was read.
-
-        Raises:
-            StoreBlocked: it leads to one whose place another has taken.
-            StoreConflict: it leads to one that has taken the other's place.
-        """
+        """Raise `StoreBlocked` at a server that another replaced, `StoreConflict` at one that replaced another."""
         if self._asked[0] is not connection:
             self._asked = (connection, await _identity_at(connection))
         found, known = self._asked[1], self._server

@@ -136,11 +136,7 @@ class JournalReader:
         return tuple(found)
 
     async def _found(self, number: int | None) -> FoundSegment | None:
-        """Return a segment, the newest by default, or None if there is none.
-
-        Raises:
-            StoreFailed: it lacks a record, or one is not the one that was kept.
-        """
+        """Return a segment, the newest by default, or None. Raise `StoreFailed` if a record is missing or another."""
         rows = await self._rows(_PLACE, number=number)
         if not rows:
             return None

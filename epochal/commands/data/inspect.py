@@ -116,14 +116,7 @@ def inspect(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A location to inspect.
-
-    Attributes:
-        shown: as the user wrote it.
-        location, spec, packs: as it is opened.
-        run: for which it is inspected.
-        path: of its files, if they are on this machine.
-    """
+    """A location to inspect: as the user wrote it (`shown`), as it is opened, and its files on this machine."""
 
     shown: str
     location: AnyLocation

@@ -238,11 +238,7 @@ def init(
 
 
 def _preparation(data: str) -> Preparation | None:
-    """Return what `epochal prepare` made in a folder, or in that of the training split; None if it made none there.
-
-    Raises:
-        InvalidInput: its manifest is damaged, or it holds conversations, of which `prepare` writes the run's files.
-    """
+    """Return what `epochal prepare` made in a folder, or in that of the training split; None if it made none there."""
     made = preparation_of(Path(data))
     if made is not None and made.is_chat:
         raise InvalidInput(

@@ -47,12 +47,7 @@ def genesis(
 
 
 async def _provide_genesis(operator: CoordinatorClient, first: FirstModel) -> CheckpointRef:
-    """Deliver the run's model and first replica; return the reference under which the coordinator keeps them.
-
-    Raises:
-        Refused: the run has a first checkpoint already, or cannot start from this one; or the token is wrong.
-        InvalidDocument: the coordinator computed another digest than this machine; do not use the run.
-    """
+    """Deliver the run's model and first replica; raise `InvalidDocument` if the coordinator computed another digest."""
     digest = FirstDigest(first)
 
     def look(name: str, values: Float32Array) -> None:

@@ -234,11 +234,7 @@ def _check_invitation(code: str | None) -> None:
 
 
 def _checked_name(name: str | None) -> str | None:
-    """Return the name in Unicode's normal form C, in which some keyboards and systems do not write it.
-
-    Raises:
-        InvalidInput: a client may not have this name.
-    """
+    """Return the name in Unicode's normal form C, in which some keyboards and systems do not write it."""
     if name is None:
         return None
     try:

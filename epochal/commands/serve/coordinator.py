@@ -177,11 +177,7 @@ def _genesis_of(state: StateFile, seed: int | None, *, waits: bool) -> Genesis:
 
 
 def _known_layout(spec: ModelSpec) -> TensorLayout | None:
-    """Return the layout of the run's model; None where libraries are not installed that open it.
-
-    Raises:
-        InvalidDocument: there is no such model; the fault of whoever made the spec.
-    """
+    """Return the layout of the run's model; None where libraries are not installed that open it."""
     missing = [] if spec.dummy else ARCHITECTURES[spec.architecture].missing_modules(spec)
     if missing:
         log.warning("first_checkpoint_not_compared_with_its_model", extra={"not_installed": missing})

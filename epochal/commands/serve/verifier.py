@@ -119,11 +119,7 @@ class _Work:
         return EvaluationOptions(self.options.permissions, self.data, samples=MAX_HELD_OUT, torch=torch)
 
     def opening(self, precision: str | None, micro_batch: int | None) -> ClientDependencies:
-        """Return what opens data and trainer, in another precision or with other micro-batches where these are given.
-
-        Raises:
-            InvalidInput: this machine or the trainer cannot.
-        """
+        """Return what opens data and trainer, with another precision or other micro-batches where these are given."""
         torch = self.options.torch
         if precision is not None or micro_batch is not None:
             torch = replace(torch, micro_batch=micro_batch or torch.micro_batch)

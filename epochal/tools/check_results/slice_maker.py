@@ -98,11 +98,7 @@ class SliceMaker:
             self._say(f"update of step {leased.step}, {place}: the mean of {counted(count, 'result')}")
 
     async def _made(self, leased: LeasedSlice, layout: TensorLayout, reading: Reading) -> int:
-        """Make and deliver a slice; return the number of results in it.
-
-        Raises:
-            NotCarriedOut: for want of bytes or of room, or because the mean is infinite.
-        """
+        """Make and deliver a slice; return the number of its results. Raise `NotCarriedOut` if bytes or room lack."""
         part, work, count = Slice(leased.first, leased.stop), leased, 0
         try:
             total = await self._worker.run(partial(room_for_sums, self._spool, part.of(layout), leased.mean))

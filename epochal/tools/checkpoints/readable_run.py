@@ -208,16 +208,7 @@ def _whole_of(reference: CheckpointRef) -> tuple[CheckpointPart, ...]:
 async def _pieces_of_parts(
     reference: CheckpointRef, parts: Sequence[CheckpointPart], read: _Read
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a checkpoint.
-
-    Args:
-        reference: the checkpoint, for messages.
-        parts: its parts.
-        read: reads one of them.
-
-    Raises:
-        InvalidDocument: the bytes of a part have another digest or size; those before it were yielded.
-    """
+    """Yield the bytes of a checkpoint. Raise `InvalidDocument` at a part that is another, after those before it."""
     for number, part in enumerate(parts, 1):
         digest, size_bytes = hashlib.sha256(), 0
         async with contextlib.aclosing(read(part)) as pieces:

@@ -82,12 +82,7 @@ def portions(sources: Sources, options: PrepareOptions, start: Position) -> Iter
 def _documents(
     file: SourceText, stored: io.BufferedIOBase, options: PrepareOptions, before: int
 ) -> Generator[_Document]:
-    """Yield a file's documents that begin after a line or row.
-
-    Raises:
-        BadFile: it is damaged, or is not what its name says. What came before the damage has been yielded.
-        SourceUnavailable: its server does not answer.
-    """
+    """Yield a file's documents after a line or row. Raise `BadFile` after those before the damage."""
     with contextlib.ExitStack() as stack:
         try:
             if file.kind == "parquet":

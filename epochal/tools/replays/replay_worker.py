@@ -195,12 +195,7 @@ class ReplayWorker:
         return step, run.merge_at(step).local_steps
 
     async def _calibrate_in_run(self) -> None:
-        """Repeat a piece of the last round's work, if one is due; one that cannot be computed is due in the next round.
-
-        Raises:
-            Refused: the coordinator refuses the requests or the report for good.
-            CoordinatorUnreachable: there was no answer.
-        """
+        """Repeat a piece of the last round's work, if one is due; one that cannot be computed is due in the next."""
         step, local_steps = self._last_round()
         if self._parts.scores is not None or self._parts.run.has_ended or not self._schedule.is_due(step, local_steps):
             return
