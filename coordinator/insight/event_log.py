@@ -88,9 +88,10 @@ def log_event(instruction: ServiceEvent, run: Run) -> None:
         case Flagged(client_id=client_id, step=step, reason=reason):
             of = {"client_id": client_id, **_name_of(run, client_id), "step": step}
             log.warning("client_flagged", extra={**of, "reason": reason})
-        case StateWithheld(client_id=client_id, step=step, is_ejected=is_ejected):
-            of = {"client_id": client_id, **_name_of(run, client_id), "step": step}
-            log.warning("inner_state_withheld", extra={**of, "is_ejected": is_ejected})
+        case StateWithheld(client_id=client_id, step=step):
+            log.warning(
+                "inner_state_withheld", extra={"client_id": client_id, **_name_of(run, client_id), "step": step}
+            )
         case Convicted(client_id=client_id, step=step, figures=figures):
             log.warning("client_convicted", extra={"client_id": client_id, "step": step, "reason": figures})
         case VerifierTested(verifier=verifier, found=excess, expected=expected, is_refused=is_refused):

@@ -222,11 +222,10 @@ class Flagged:
 
 @dataclass(frozen=True, slots=True)
 class StateWithheld:
-    """Log that a client did not reveal the inner states of a result in time, and whether it was ejected for that."""
+    """Log that a client did not reveal the inner states of a result in time."""
 
     client_id: ClientId
     step: int
-    is_ejected: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.checkpoint_parts import digests_of
 from epochal.state.config.changes import Change, names_the_checkpoint, runtime_changes
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import InvalidInput, StoreConflict, StoreFailed
+from epochal.state.config.support import unsupported_from
+from epochal.state.errors import InvalidInput, StoreConflict, StoreFailed, Unsupported
 from epochal.state.wire import Sha256
 
 log = logging.getLogger(__name__)
@@ -248,6 +249,9 @@ def _check_edited(run: Run, state_file: StateFile, held_bytes: int, source: str)
             "some can from a step on, while the run is served: epochal change URL --at-step N",
             source=source,
         )
+    changed = state_file.model_copy(update={"changes": run.identity.state_file.changes})
+    if wrong := tuple(unsupported_from(changed, run.progress.step)):
+        raise Unsupported(f"{source}, with the changes that the run has made since", wrong)
     most = state_file.blobs.max_total_bytes
     if most < min(held_bytes, run.state_file.blobs.max_total_bytes):
         raise InvalidInput(

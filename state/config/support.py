@@ -67,6 +67,12 @@ def unsupported_changes(state: StateFile) -> Iterator[Mistake]:
         )
 
 
+def unsupported_from(state: StateFile, step: int) -> Iterator[Mistake]:
+    """Yield what is not supported of the settings at a step, and of those to which the file's later changes lead."""
+    later = (change.at_step for change in state.changes if change.at_step > step)
+    yield from dict.fromkeys(mistake for at in (step, *later) for mistake in _unsupported_settings(state.at(at)))
+
+
 def _unsupported(state: StateFile, architectures: Collection[Architecture]) -> Iterator[Mistake]:
     """Yield what is not supported; `allowed` is the line to write instead."""
     llm = state.model.LLM

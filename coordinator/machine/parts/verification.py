@@ -247,7 +247,6 @@ class Trust:
         worse: number of its last results that made the loss larger, one after the other, where results are scored.
         was_apart: whether its last result that was compared pointed elsewhere than the round's others.
         counted: the inner states of its last result that counted; None where the next round begins fresh.
-        withheld: number of results running that were to be replayed, and of which it did not reveal the inner states.
     """
 
     examined: bool = False
@@ -259,7 +258,6 @@ class Trust:
     worse: int = 0
     was_apart: bool = False
     counted: CountedStates | None = None
-    withheld: int = 0
 
     def is_earning(self, *, is_awaiting: bool) -> bool:
         """Whether a result that is applied earns it a larger part.
@@ -286,7 +284,7 @@ class Trust:
     def with_passed(self, per_usual: float | None) -> "Trust":
         """Return the trust after a result has passed, so many times as far from its replay as is usual at most."""
         drift = self.drift if per_usual is None else (*self.drift, per_usual)[-LAST_DISTANCES:]
-        after = replace(self, passed=self.passed + 1, drift=drift, passed_flagged=self.passed_flagged + 1, withheld=0)
+        after = replace(self, passed=self.passed + 1, drift=drift, passed_flagged=self.passed_flagged + 1)
         if len(drift) == LAST_DISTANCES and fmean(drift) > 1:
             return after.with_flag(DRIFTS)
         is_cleared = self.flagged and after.passed_flagged >= LAST_DISTANCES

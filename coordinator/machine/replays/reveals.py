@@ -4,24 +4,17 @@ A round may begin with the state after the client's last result that counted, or
 challenges its client to upload both states of its round, within half of the rounds for which it waits.
 
 The rule kept here: who does not reveal them has not shown its work. It is trusted as a new key from then on, and begins
-fresh; who does so twice running is ejected. Nothing waits for a state.
+fresh. It is not ejected: its uplink may be slow, or its owner have stopped it. Nothing waits for a state.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import islice
 
-from epochal.coordinator.machine import membership
 from epochal.coordinator.machine.instructions import Instruction, StateWithheld
 from epochal.coordinator.machine.parts.persistent_map import added
 from epochal.coordinator.machine.parts.run_members import RunMembers
-from epochal.coordinator.machine.parts.verification import (
-    MAX_REMEMBERED,
-    UNTRUSTED,
-    CountedStates,
-    OpenReplay,
-    Verification,
-)
+from epochal.coordinator.machine.parts.verification import UNTRUSTED, CountedStates, OpenReplay, Verification
 from epochal.coordinator.machine.replays.closing import closed
 from epochal.coordinator.machine.run import Handled, Run
 from epochal.coordinator.machine.stimuli import StateRevealed
@@ -35,8 +28,6 @@ from epochal.state.wire import ClientId, Sha256
 
 MAX_CHALLENGED = 16
 """Maximum number of inner states that a client is asked for at a time, the oldest first: they travel in a header."""
-WITHHELD_TO_EJECT = 2
-"""Number of results running of which a client does not reveal the states, and is ejected."""
 
 
 def check_states(run: Run, client_id: ClientId, report: ResultCommitment) -> None:
@@ -149,27 +140,12 @@ def after_withheld(run: Run, step: int, within: int) -> Handled:
 
 
 def _withheld(run: Run, client_id: ClientId, replay: OpenReplay) -> Handled:
-    """Return the run after a client withheld a state: trusted as a new key, or ejected."""
+    """Return the run after a client withheld a state: it is trusted as a new key."""
     members = run.members
-    withheld = members.trust_of(client_id).withheld + 1
     own = [one for one in members.verification.open.values() if one.client_id == client_id]
     counts = members.verification.counts
     counts = replace(counts, dropped=counts.dropped + len(own))
     members = members.verified_as(replace(closed(members.verification, own), counts=counts))
     if client_id in members.ejected:  # by an earlier result, in the round whose result this is
         return run.with_parts(members), ()
-    members = members.with_trust(client_id, replace(UNTRUSTED, withheld=withheld))
-    run = run.with_parts(members)
-    is_ejected = withheld >= WITHHELD_TO_EJECT
-    told = StateWithheld(client_id, replay.step, is_ejected)
-    if not is_ejected:
-        return run, (told,)
-    run, left = membership.leave(run, (client_id,), "withheld its inner states")
-    members = run.members
-    convicted = {**members.verification.convicted, client_id: f"it did not reveal its inner states {withheld} times"}
-    kept = dict(list(convicted.items())[-MAX_REMEMBERED:])
-    verification = replace(members.verification, convicted=kept).with_trust(client_id, UNTRUSTED)
-    members = members.verified_as(verification)
-    if len(members.ejected) < membership.MAX_EJECTED:
-        members = members.ejecting(client_id)
-    return run.with_parts(members), (*left, told)
+    return run.with_parts(members.with_trust(client_id, UNTRUSTED)), (StateWithheld(client_id, replay.step),)

@@ -13,6 +13,31 @@ from tests.support.heavy import need_module
 MESH = ("--mesh", "data=2", "--processes", "2", "--batch-size", "2")
 
 
+@pytest.mark.parametrize("value", ["merge.delay=1", "merge.error_feedback=true"])
+async def test_verification_is_refused_that_a_change_makes_impossible(tmp_path: Path, value: str) -> None:
+    """The file on disk does not have the change, with which no honest result could be computed again."""
+    verified = {"verify__percent": 100, "merge__inner_state": "reset"}
+    async with real_run(tmp_path / "run", config__total_steps=10_000, merge__inner_state="reset") as run:
+        token = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}
+        for step, setting in (("3", value), ("6", "merge.delay=0")):
+            options = ("--at-step", step, "--set", setting, "--set", "merge.error_feedback=false")
+            given = options[:4] if step == "3" else options
+            (await run.command_here("change", run.url, *given, **token)).expect(0)
+        await run.stop_coordinator()
+        run.write_state(config__total_steps=10_000, **verified)
+        said = await run.refused_start(code=2)
+        assert value.partition("=")[0] in said
+        assert "with the changes that the run has made since" in said
+        run.write_state(config__total_steps=10_000, merge__inner_state="reset")
+        await run.start_coordinator()
+        await run.start_client()
+        await run.until(in_training(7))
+        await run.stop_coordinator()
+        run.write_state(config__total_steps=10_000, **verified)
+        await run.start_coordinator()
+        await run.until(in_training(9))
+
+
 async def test_settings_change_without_a_restart_and_stay_changed_over_one(tmp_path: Path) -> None:
     async with real_run(tmp_path / "run", config__total_steps=8) as run:
         token = {"EPOCHAL_ADMIN_TOKEN": run.admin_token}
