@@ -32,12 +32,14 @@ async def _answer(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Return the methods with which some route takes the request's path."""
-    return [
-        method
-        for method in sorted(METHODS)
-        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
-    ]
+    """Return the methods with which a route takes the request's path, of those with the fewest parameters in it."""
+    found: dict[int, list[str]] = {}
+    for method in sorted(METHODS):
+        for route in request.app.routes:
+            match, scope = route.matches({**request.scope, "method": method, "path_params": {}})
+            if match is Match.FULL and method not in (same := found.setdefault(len(scope["path_params"]), [])):
+                same.append(method)
+    return found[min(found)] if found else []
 
 
 def _refusal_of(error: RequestValidationError) -> Refused:

@@ -30,6 +30,7 @@ async def test_what_the_framework_refuses_is_a_problem_too(coordinator: Served) 
         ("", "POST", "GET"),
         ("/clients/me", "POST", "DELETE, GET"),
         ("/clients", "HEAD", "POST"),
+        ("/replays/scores", "OPTIONS", "POST"),
     ):
         answer = await http.request(method, run + path)
         assert answer.status_code == 405
