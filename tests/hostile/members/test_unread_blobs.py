@@ -18,14 +18,16 @@ BLOB = bytes(range(256)) * 64 * 1024
 """16 MiB: more than the system's buffers between two sockets take."""
 
 
-async def held_blob(run: Served) -> Sha256:
-    """Keep the blob as if it had been delivered."""
+@contextlib.asynccontextmanager
+async def held_blob(run: Served) -> AsyncIterator[Sha256]:
+    """Keep the blob as if it had been delivered; no sweep deletes it."""
 
     async def body() -> AsyncIterator[bytes]:
         yield BLOB
 
-    await run.service.blobs.receive(sha256_hex(BLOB), len(BLOB), body())
-    return sha256_hex(BLOB)
+    with run.service.maintenance.taking_in(sha256_hex(BLOB)):
+        await run.service.blobs.receive(sha256_hex(BLOB), len(BLOB), body())
+        yield sha256_hex(BLOB)
 
 
 class Unread:
@@ -65,16 +67,16 @@ async def test_member_that_reads_nothing_is_bounded_and_cut_when_it_leaves(place
         greedy, honest = WireClient(run, 1), WireClient(run, 2)
         for client in (greedy, honest):
             await client.join()
-        sha256 = await held_blob(run)
-        unread = [await Unread.begin(run, greedy, sha256) for _ in range(MAX_DOWNLOADS_PER_CLIENT)]
-        assert run.handlers.downloads.running_count == MAX_DOWNLOADS_PER_CLIENT
-        assert (await get(run, greedy, sha256)).status_code == 503
-        assert (await get(run, honest, sha256)).content == BLOB
-        assert (await greedy.send("DELETE", "/clients/me")).status_code == 204
-        for download in unread:
-            assert await download.rest_bytes() < len(BLOB)
-            download.close()
-        assert run.handlers.downloads.running_count == 0
+        async with held_blob(run) as sha256:
+            unread = [await Unread.begin(run, greedy, sha256) for _ in range(MAX_DOWNLOADS_PER_CLIENT)]
+            assert run.handlers.downloads.running_count == MAX_DOWNLOADS_PER_CLIENT
+            assert (await get(run, greedy, sha256)).status_code == 503
+            assert (await get(run, honest, sha256)).content == BLOB
+            assert (await greedy.send("DELETE", "/clients/me")).status_code == 204
+            for download in unread:
+                assert await download.rest_bytes() < len(BLOB)
+                download.close()
+            assert run.handlers.downloads.running_count == 0
 
 
 async def test_downloads_that_stand_still_give_way_to_one_that_moves(
@@ -86,8 +88,8 @@ async def test_downloads_that_stand_still_give_way_to_one_that_moves(
         greedy, honest = WireClient(run, 1), WireClient(run, 2)
         for client in (greedy, honest):
             await client.join()
-        sha256 = await held_blob(run)
-        unread = [await Unread.begin(run, greedy, sha256) for _ in range(2)]
-        assert (await get(run, honest, sha256)).content == BLOB
-        for download in unread:
-            download.close()
+        async with held_blob(run) as sha256:
+            unread = [await Unread.begin(run, greedy, sha256) for _ in range(2)]
+            assert (await get(run, honest, sha256)).content == BLOB
+            for download in unread:
+                download.close()
