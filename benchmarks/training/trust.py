@@ -73,7 +73,8 @@ NOTES = (
     "Coordinator, clients and verifiers are real, in one process and virtual time, without a wire "
     "([verification](verification.md)).",
     "With verification `verify.percent` is 10, and two verifiers, of float32 and of bf16, take replays as they come. "
-    f"Both calibrate with {CALIBRATED} pieces of work at the beginning, and with one 1, 2, 4, … rounds later. "
+    f"Both calibrate with {CALIBRATED} pieces of work at the beginning, and with one 1, 2, 4, … rounds later. They ask "
+    "for one every 2 to 20 s; beside 1,000 new keys one after the other, and train on a sample as fast as members. "
     f"`norm_limit` is {NORM_LIMIT} except without norms.",
     f'"Alone" is a run of the {ALONE.members} honest members without verification: '
     f"{ALONE.members * ALONE.local_steps} samples a round. The others keep {MEMBERS * ALONE.local_steps}: once "
