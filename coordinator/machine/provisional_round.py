@@ -23,7 +23,7 @@ from epochal.coordinator.machine.round_conduct import earned_in, trusted_after
 from epochal.coordinator.machine.run import Run
 from epochal.coordinator.machine.shares import Sharing
 from epochal.coordinator.machine.transitions import steps_done
-from epochal.coordinator.machine.work import named_ahead, plan_work, plan_work_for, promised_in_time
+from epochal.coordinator.machine.work import named_ahead, plan_work, plan_work_for, promised_in_time, sharing_of
 from epochal.state.intervals import total_batches
 from epochal.state.phase_names import ROUND_PHASES, RunState
 from epochal.state.wire import ClientId
@@ -116,7 +116,7 @@ def _as_expected(run: Run, current: Round) -> list[Sharing]:
     awaiting = run.members.verification.awaiting()
     for client_id, given in current.tasks.plan.assignments.items():
         member = run.members.by_id[client_id]
-        one = Sharing.of(trusted_after(member, awaiting) if given and verify is not None else member, verify)
+        one = sharing_of(run, trusted_after(member, awaiting) if given and verify is not None else member)
         if given:
             earned = earned_by(total_batches(given))
             if verify is not None:

@@ -18,7 +18,8 @@ like them. Together they get a quarter of the round at most (`state/assignment.p
 Where results are verified (`coordinator/machine/replays/judging.py`), those that have earned nothing are among these
 others, unless nobody of the round has, as in a run's first round. Everyone else has at most the part of an equal part
 that it has earned, beside the one that has earned the most. Those that have earned less than half as much as that one
-get a quarter of the proven ones' batches together, so that many keys that did little weigh little.
+get a quarter of the proven ones' batches together, so that many keys that did little weigh little. Exams, which count
+for nothing, get batches beside the round's own, so that many new keys take no work from the others.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,7 @@ import numpy.typing as npt
 
 from epochal.coordinator.machine.parts.member import Member
 from epochal.coordinator.machine.parts.speed import Speed
-from epochal.state.assignment import for_newcomers, order_of
+from epochal.state.assignment import NEWCOMERS_PART, for_newcomers, order_of
 from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.documents import MAX_SHARE, Roster, RosterEntry
 from epochal.state.share_ceiling import apportion_below, largest_part
@@ -67,6 +68,7 @@ class Sharing(NamedTuple):
         last_step: the last step in which it had work.
         trusted: number of results by which it has earned a larger part, up to those needed for a full one; 0 for all
             where nothing is verified.
+        has_exam: whether its result is an exam, which counts for nothing, if others are proven.
     """
 
     client_id: ClientId
@@ -76,10 +78,11 @@ class Sharing(NamedTuple):
     last_step: int
     speed: Speed
     trusted: int = 0
+    has_exam: bool = False
 
     @classmethod
-    def of(cls, member: Member, verify: VerifyConfig | None) -> "Sharing":
-        """Return a member as it is, in a run whose results are verified so."""
+    def of(cls, member: Member, verify: VerifyConfig | None, *, is_judged: bool = False) -> "Sharing":
+        """Return a member as it is, in a run whose results are verified so; `is_judged`: by a verifier that is heard."""
         conduct, needed = member.conduct, 0 if verify is None else verify.rounds_on_probation
         return cls(
             member.client_id,
@@ -89,10 +92,24 @@ class Sharing(NamedTuple):
             conduct.last_work_step,
             member.speed,
             min(member.trust.rounds, needed),
+            verify is not None and member.trust.has_exam(is_judged=is_judged),
         )
 
 
-def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, step: int, seed: Seed) -> Roster:
+def for_exams(clients: Sequence[Sharing], total: int) -> int:
+    """Return how many batches a round has for exams, beside `total` that are to count."""
+    ordered = _as_trusted(clients)
+    proven = [one for one in ordered if one.is_proven]
+    examined = [one for one in ordered if one.has_exam and not one.is_proven]
+    if not proven or not examined:
+        return 0
+    part, whole = NEWCOMERS_PART
+    return min(sum(_parts_of(examined, proven, total // len(ordered))), max(1, total * part // (whole - part)))
+
+
+def shared_roster(
+    clients: Sequence[Sharing], total: int, ceiling: int | None, step: int, seed: Seed, exams: int = 0
+) -> Roster:
     """Return the roster of a round: these clients with their shares.
 
     Args:
@@ -101,23 +118,35 @@ def shared_roster(clients: Sequence[Sharing], total: int, ceiling: int | None, s
         ceiling: the largest part of one client, in millionths; None for the default.
         step: of the round.
         seed: that orders its proven clients.
+        exams: how many of these batches the round has for exams (`for_exams`).
     """
-    ordered = sorted(clients, key=attrgetter("client_id"))
-    if any(one.trusted for one in ordered):
-        ordered = [one._replace(is_proven=one.is_proven and one.trusted > 0) for one in ordered]
-    proven = [one for one in ordered if one.is_proven]
-    part = _newcomers_part([one.speed for one in proven], total // len(ordered)) if len(proven) < len(ordered) else 0
-    others = [min(part, one.claim, one.earned or part) for one in ordered if not one.is_proven]
+    ordered = _as_trusted(clients)
+    proven, equal = [one for one in ordered if one.is_proven], max(0, total - exams) // len(ordered)
+    others = _parts_of([one for one in ordered if not one.is_proven], proven, equal)
     if not proven:
         shares = iter(apportion_below(others, total, total, ceiling))
         return Roster(tuple(RosterEntry(one.client_id, next(shares), proven=False) for one in ordered), ceiling)
     for_proven = total - for_newcomers(sum(others), total)
-    counts = _by_trust(trusted(proven, total // len(ordered)), for_proven, total, ceiling, step, seed)
+    counts = _by_trust(trusted(proven, equal), for_proven, total, ceiling, step, seed)
     if others:
         of_proven, of_others = iter(counts), iter(others)
         counts = [next(of_proven if one.is_proven else of_others) for one in ordered]
     ids, are_proven = map(attrgetter("client_id"), ordered), map(attrgetter("is_proven"), ordered)
     return Roster(tuple(map(RosterEntry, ids, counts, are_proven)), ceiling)
+
+
+def _as_trusted(clients: Sequence[Sharing]) -> Sequence[Sharing]:
+    """Return clients by their ids, those of them proven that have earned something, unless nobody has."""
+    ordered = sorted(clients, key=attrgetter("client_id"))
+    if not any(one.trusted for one in ordered):
+        return ordered
+    return [one._replace(is_proven=one.is_proven and one.trusted > 0) for one in ordered]
+
+
+def _parts_of(others: Sequence[Sharing], proven: Sequence[Sharing], equal: int) -> list[int]:
+    """Return how many batches each of the others would get, if there were enough of them."""
+    part = _newcomers_part([one.speed for one in proven], equal) if others else 0
+    return [min(part, one.claim, one.earned or part) for one in others]
 
 
 def _newcomers_part(proven: Sequence[Speed], equal: int) -> int:

@@ -26,7 +26,7 @@ from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
 from epochal.coordinator.machine.round_conduct import earned_in
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.shares import Sharing, shared_roster
+from epochal.coordinator.machine.shares import Sharing, for_exams, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
 from epochal.state.intervals import BatchId, subtract, take_positions, total_batches
 from epochal.state.phase_names import RunState
@@ -54,14 +54,21 @@ class PlannedWork:
 
 def plan_work(run: Run, seed: Seed) -> PlannedWork:
     """Return the work of the run's next round, for the ready members. Arguments as `plan_work_for` takes them."""
-    return plan_work_for(run, [Sharing.of(member, run.state_file.verify) for member in run.ready_members()], seed)
+    return plan_work_for(run, [sharing_of(run, member) for member in run.ready_members()], seed)
+
+
+def sharing_of(run: Run, member: Member) -> Sharing:
+    """Return a client of the run's next round, as it is now."""
+    verify = run.state_file.verify
+    is_judged = verify is not None and run.members.verification.has_verifier(run.progress.step, verify.within)
+    return Sharing.of(member, verify, is_judged=is_judged)
 
 
 def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWork:
     """Return the work of the run's next round, for these clients.
 
-    The work list holds up to `global_batch_size` batches: suspects that are due, one client each; then carried work;
-    then, until `last_step`, a fresh interval from the cursor.
+    The work list holds up to `global_batch_size` batches and those for exams: suspects that are due, one client each;
+    then carried work; then, until `last_step`, a fresh interval from the cursor.
 
     Args:
         run: between two rounds.
@@ -71,7 +78,8 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
     run = in_force(run)
     config = run.state_file.config
     draining = run.progress.step > run.last_step
-    target = global_batch_size(config, run.tokens_applied)
+    counted = global_batch_size(config, run.tokens_applied)
+    exams = for_exams(clients, counted)
 
     isolated = tuple(
         IsolatedWork(s.batch_id, s.tried) for s in _due(run.work, run.progress.step, len(clients), draining=draining)
@@ -79,7 +87,7 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
     shared: tuple[BatchId, ...] = ()
     carried, cursor = run.work.carried, run.work.cursor
     if len(isolated) < len(clients):
-        room = max(0, target - total_batches(item.batch_id for item in isolated))
+        room = max(0, counted + exams - total_batches(item.batch_id for item in isolated))
         taken = min(room, total_batches(carried))
         shared = take_positions(carried, 0, taken)
         carried = take_positions(carried, taken, total_batches(carried))
@@ -87,7 +95,7 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
         if fresh:
             shared += (BatchId(cursor, cursor + fresh - 1),)
             cursor += fresh
-    roster = shared_roster(clients, total_batches(shared), config.ceiling, run.progress.step, seed)
+    roster = shared_roster(clients, total_batches(shared), config.ceiling, run.progress.step, seed, exams)
     return PlannedWork(roster, WorkList(isolated, shared), carried, cursor)
 
 
@@ -188,7 +196,7 @@ def _as_expected(run: Run, current: Round, member: Member) -> Sharing:
     Otherwise its bound would be that of two rounds before the promised one, and grow every second round.
     """
     verify, awaiting = run.state_file.verify, run.members.verification.awaiting()
-    one, given = Sharing.of(member, verify), current.tasks.plan.assignments.get(member.client_id)
+    one, given = sharing_of(run, member), current.tasks.plan.assignments.get(member.client_id)
     is_proven = one.is_proven or (verify is None and member.client_id in current.results.verified)
     if not given or not is_proven or member.conduct.missed:
         return one
@@ -207,7 +215,7 @@ def _getting_ready(run: Run, ready: Sequence[Sharing]) -> list[Sharing]:
         return []
     from_step = run.progress.step - STEPS_TO_GET_READY
     return [
-        Sharing.of(member, run.state_file.verify)._replace(is_proven=False)
+        sharing_of(run, member)._replace(is_proven=False)
         for member in run.available_members()
         if member.readiness.step is None and member.joining.step >= from_step
     ]

@@ -259,6 +259,10 @@ class Trust:
     was_apart: bool = False
     counted: CountedStates | None = None
 
+    def has_exam(self, *, is_judged: bool) -> bool:
+        """Whether its next result is an exam, if others of the round are proven; `is_judged`: a verifier is heard."""
+        return not (self.rounds or self.passed) and (is_judged or not self.examined)
+
     def is_earning(self, *, is_awaiting: bool) -> bool:
         """Whether a result that is applied earns it a larger part.
 

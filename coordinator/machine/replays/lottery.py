@@ -1,8 +1,9 @@
 """Which results are computed again: exams, and a lottery whose numbers nobody knows before every commitment is bound.
 
 The seed comes with the stimulus that ends the round, when no commitment can change any more, and is journalled with it.
-A new key's first result is an exam: it counts for nothing, and its batches are carried. So are its next ones until one
-has passed, while a verifier is there. Where no proven client delivers, as in a run's first round, there is none.
+A new key's first result is an exam: it counts for nothing, and its batches, which the round has beside its own
+(`machine/shares.py`), are carried. So are its next ones until one has passed, while a verifier is there. Where no
+proven client delivers, as in a run's first round, there is none.
 """
 
 import hashlib
@@ -43,11 +44,7 @@ def exams_of(
     if not proven & delivered:
         return frozenset()
     is_judged = members.verification.has_verifier(current.number.step, state_file.verify.within)
-    return frozenset(one for one in delivered - proven if _is_exam(members.trust_of(one), is_judged=is_judged))
-
-
-def _is_exam(trust: Trust, *, is_judged: bool) -> bool:
-    return not (trust.rounds or trust.passed) and (is_judged or not trust.examined)
+    return frozenset(one for one in delivered - proven if members.trust_of(one).has_exam(is_judged=is_judged))
 
 
 def after_round(

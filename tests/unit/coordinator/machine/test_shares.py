@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from epochal.coordinator.machine.parts.speed import Speed, TimedDelivery
-from epochal.coordinator.machine.shares import NEARLY, ROUNDS_PER_TURN, Sharing, Timed, ending_together, shared_roster
+from epochal.coordinator.machine.shares import (
+    NEARLY,
+    ROUNDS_PER_TURN,
+    Sharing,
+    Timed,
+    ending_together,
+    for_exams,
+    shared_roster,
+)
 from epochal.state.assignment import assign_data_for_state
 from epochal.state.documents import MAX_SHARE, Roster, WorkList
 from epochal.state.intervals import BatchId, total_batches
@@ -88,6 +96,21 @@ def test_keys_without_verified_work_have_a_quarter_together(
     assert set(roster.electorate()) == {one.client_id for one in others}, "they are no witnesses either"
 
 
+@given(new=st.integers(1, 60), earned=st.lists(st.integers(1, 19), min_size=1, max_size=8), total=st.integers(1, 300))
+def test_exams_take_nothing_from_those_whose_results_count(new: int, earned: list[int], total: int) -> None:
+    examined = [newcomer(number)._replace(has_exam=True) for number in range(new)]
+    proven = [sharing(100 + number, last=99)._replace(trusted=rounds) for number, rounds in enumerate(earned)]
+    exams = for_exams([*examined, *proven], total)
+    assert 1 <= exams <= max(1, total // 3)
+    roster = roster_of(*examined, *proven, total=total + exams, exams=exams)
+    given_out = assign_data_for_state(roster, WorkList((), (BatchId(0, total + exams - 1),)), SEED)
+    assert sum(total_batches(given_out[one.client_id]) for one in proven) == total
+
+
+def test_where_all_are_new_there_are_no_exams() -> None:
+    assert for_exams([newcomer(number)._replace(has_exam=True) for number in range(9)], 300) == 0
+
+
 @given(applied=st.lists(st.booleans(), min_size=1, max_size=20), total=st.integers(1, 300))
 def test_where_nobody_has_verified_work_nobody_has_less(applied: list[bool], total: int) -> None:
     clients = [sharing(number) if is_applied else newcomer(number) for number, is_applied in enumerate(applied)]
@@ -109,8 +132,10 @@ def shares_of(roster: Roster) -> list[int]:
     return [entry.share for entry in roster.clients]
 
 
-def roster_of(*clients: Sharing, total: int, step: int = 7, ceiling: int | None = PARTS) -> Roster:
-    return shared_roster(clients, total, ceiling, step, SEED)
+def roster_of(
+    *clients: Sharing, total: int, step: int = 7, ceiling: int | None = PARTS, exams: int = 0
+) -> Roster:
+    return shared_roster(clients, total, ceiling, step, SEED, exams)
 
 
 # Ending together

@@ -35,7 +35,7 @@ from epochal.coordinator.machine.stimuli import CalibrationReported, ReplayFaile
 from epochal.coordinator.machine.views import blobs_kept, blobs_needed
 from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
 from epochal.state.errors import Refused
-from epochal.state.intervals import total_batches
+from epochal.state.intervals import subtract, total_batches
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId
@@ -203,6 +203,25 @@ def test_first_result_of_a_new_key_counts_for_nothing_and_is_kept() -> None:
     assert exam.result_sha256 not in blobs_needed(driver.run)
     play(driver)
     assert newcomer in applied(driver)
+
+
+def test_exams_are_beside_the_work_of_a_round_that_counts() -> None:
+    """So that many keys that send nonsense, or wait for a verifier, take nothing from the others."""
+    driver = verified(1, 2, 3)
+    play(driver)
+    pass_all(driver)
+    whole = driver.round.tasks.work.batch_count()
+    for number in range(4, 40):
+        join(driver, number)
+    play(driver)
+    for _ in range(6):
+        given_out = driver.round.tasks.plan.assignments
+        batches = {one: total_batches(given) for one, given in given_out.items()}
+        play(driver)
+        assert sum(batches[one] for one in applied(driver)) == whole
+        assert whole < sum(batches.values()) <= 4 * whole / 3
+        exams = [interval for one in batches.keys() - set(applied(driver)) for interval in given_out[one]]
+        assert not subtract(exams, driver.round.tasks.work.shared), "they are carried"
 
 
 def test_exam_of_who_joins_again_stays_open() -> None:
@@ -711,6 +730,7 @@ def test_exams_leave_room_for_the_lot(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = verified(1, 2, 3, percent=1)
     play(driver)
     pass_all(driver)
+    driver.seeds = 100
     for number in range(4, 10):
         join(driver, number)
     play(driver, 4)
