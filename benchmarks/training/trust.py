@@ -87,8 +87,8 @@ NOTES = (
 
 
 ABOUT_KEYS = (
-    "New keys: the machine alone, in virtual time, without training. They have a quarter of the work; rounds are "
-    "shorter because each member has less."
+    "New keys: the machine alone, in virtual time, without training. They have a quarter of a round's batches: as "
+    "exams beside those that count, and later, as no verifier is there, of these."
 )
 """What the figures of `trust_keys` are."""
 
