@@ -16,6 +16,7 @@ from epochal.coordinator.machine.views import may_read_results
 from epochal.coordinator.run.long_polls import Reader
 from epochal.runtime.broadcast import Broadcast, PacedBroadcast
 from epochal.runtime.clock import RunClock
+from epochal.state.config.state_file import MergeConfig
 from epochal.state.documents import MAX_RUN_DOCUMENT_BYTES, Outcome, OwnOutcome, Roster, RunDocument, WorkList
 from epochal.state.errors import InternalError, Refused
 from epochal.state.messages.requests import CommittedResult, ResultsPage, Standing
@@ -231,7 +232,7 @@ class Readers:
         unless that is promised.
         """
         document, is_hint = self.published.document, not self.run.state_file.merge.delay
-        most_s, is_first = _update_awaited_s(self.run, document), document.step != self._awaited_step
+        most_s, is_first = _awaited_s(self.run, document), document.step != self._awaited_step
         if most_s > 0 and not self._is_released and (is_first or self._members_timer is not None):
             if is_first:
                 self._awaited_step = document.step
@@ -356,12 +357,17 @@ def _is_same_but_ahead(known: RunDocument, document: RunDocument) -> bool:
     return document == replace(known, version=document.version, ahead=document.ahead)
 
 
-def _update_awaited_s(run: Run, document: RunDocument) -> float:
+def _awaited_s(run: Run, document: RunDocument) -> float:
     """Return how long a document waits for the update of its step: 0 if there is none to come that all must have."""
     merge = run.state_file.merge
-    if merge.delay or document.run_state is not RunState.ROUND_TRAIN or not run.models.lacks_update(document.step - 1):
+    if document.run_state is not RunState.ROUND_TRAIN or not run.models.lacks_update(document.step - 1):
         return 0.0
-    return min(UPDATE_AWAITED_S, merge.update_wait_s)
+    return update_awaited_s(merge)
+
+
+def update_awaited_s(merge: MergeConfig) -> float:
+    """Return for how long the document of a round that begins is held so that it brings the update along."""
+    return 0.0 if merge.delay else min(UPDATE_AWAITED_S, merge.update_wait_s)
 
 
 async def _within(timeout_s: float, news: Broadcast | PacedBroadcast) -> None:

@@ -45,8 +45,11 @@ def path_of(found: PlayedRound) -> dict[str, float]:
     train_s = total_s if found.current.missing.pending else last.delivered.verified_s - found.started_s
     for span in path_through(rows, train_s, total_s, rows):
         parts[PART_OF.get(span.kind, span.kind)] += span.seconds
-    parts["update"] = min(parts["download"], last.published_s - last.heard_s)
-    parts["download"] -= parts["update"]
+    named_s = min(parts["download"], last.published_s - last.heard_s)
+    awaited_s = min(parts["messages"], last.awaited_s)
+    parts["update"] = named_s + awaited_s
+    parts["download"] -= named_s
+    parts["messages"] -= awaited_s
     return parts
 
 
@@ -63,7 +66,7 @@ def _own_parts(stages: Stages) -> dict[str, float]:
         }
     return found | {
         "merge": stages.held_s - stages.fetched_s,
-        "update": stages.published_s - stages.heard_s,
+        "update": stages.published_s - stages.heard_s + stages.awaited_s,
         "download": stages.fetched_s - stages.published_s,
     }
 

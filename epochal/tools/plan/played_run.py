@@ -16,6 +16,7 @@ from epochal.coordinator.machine.instructions import OutcomeDecided, PhaseChange
 from epochal.coordinator.machine.parts.planned_ahead import Ahead
 from epochal.coordinator.machine.parts.round import Round
 from epochal.coordinator.machine.run import new_run
+from epochal.coordinator.run.publication import update_awaited_s
 from epochal.state.assignment import proven_ahead
 from epochal.state.codecs.codecs_by_name import SPOKEN
 from epochal.state.config.model_table import Architecture, ModelSpec
@@ -54,6 +55,7 @@ class Stages:
         published_s: when the update of the outcome before was there, if it was waited for.
         fetched_s: when it held that update.
         held_s: when it held the replica to train from.
+        awaited_s: for how long the document was held, so that it brought the update along.
         batches: of its assignment.
         delivery: the parts until its result is checked; None without work.
         sends_from_s: when it could send a result, at the earliest.
@@ -66,6 +68,7 @@ class Stages:
     published_s: float
     fetched_s: float
     held_s: float
+    awaited_s: float = 0.0
     batches: int = 0
     delivery: Delivery | None = None
     sends_from_s: float = 0.0
@@ -209,17 +212,19 @@ class PlayedRun:
 
     def _held(self) -> dict[ClientId, Stages]:
         """Return when clients hold the newest replica, if they hear of it now."""
-        step, found = self.run.progress.step - 1, dict[ClientId, Stages]()
+        step, found, told_s = self.run.progress.step - 1, dict[ClientId, Stages](), self._told_s()
         lacking: dict[UpdateReader, list[ClientId]] = {}
         for client_id, number in self.clients.items():
             group = self.groups[number]
-            heard_s = self.now_s + self.model.heard_s(group)
+            heard_s = told_s + self.model.heard_s(group)
             from_s = max(heard_s, self._loaded_s.get(client_id, heard_s))
             held_step, fetched_s, held_s = self._replicas.get(client_id, (0, 0.0, 0.0))
-            found[client_id] = Stages(number, heard_s, heard_s, max(from_s, fetched_s), max(from_s, held_s))
+            times = heard_s, heard_s, max(from_s, fetched_s), max(from_s, held_s), told_s - self.now_s
+            found[client_id] = Stages(number, *times)
             if held_step != step and step in self.run.models.outcomes:
-                named_s = self.model.named_s(group, heard_s, self._published_s)
-                one = UpdateReader(group, self.scale.copies[number], max(from_s, named_s))
+                if told_s < self._published_s:
+                    from_s = max(from_s, self.model.named_s(group, heard_s, self._published_s))
+                one = UpdateReader(group, self.scale.copies[number], from_s)
                 lacking.setdefault(one, []).append(client_id)
         readers = [replace(one, count=len(alike) * one.count) for one, alike in lacking.items()]
         for (one, alike), end_s in zip(lacking.items(), self.model.fetched_s(readers), strict=True):
@@ -228,6 +233,12 @@ class PlayedRun:
                 found[client_id] = replace(found[client_id], published_s=one.from_s, fetched_s=end_s, held_s=held_s)
         self._replicas = {client_id: (step, stages.fetched_s, stages.held_s) for client_id, stages in found.items()}
         return found
+
+    def _told_s(self) -> float:
+        """Return when clients are told of what begins now: of a round with its update, if that is soon there."""
+        if self.run.clock.phase is not RunState.ROUND_TRAIN:
+            return self.now_s
+        return min(max(self.now_s, self._published_s), self.now_s + update_awaited_s(self.state.merge))
 
     def _warm_up(self) -> None:
         """Let clients load the checkpoint, or catch up, and say that they are ready."""

@@ -15,7 +15,7 @@ from epochal.runtime.broadcast import Broadcast
 from epochal.runtime.files.spool_part import ReceivedBytes, SentBytes
 from epochal.state import round_model
 from epochal.state.config.state_file import StateFile
-from epochal.state.documents import RunDocument
+from epochal.state.documents import OwnOutcome, RunDocument
 from epochal.state.errors import CoordinatorUnreachable, EpochalError
 from epochal.state.messages.requests import (
     Challenge,
@@ -213,7 +213,8 @@ class SimulatedApi(ForwardedApi):
     def __init__(
         self, address: Address, link: Link, tasks: asyncio.TaskGroup, saw: Callable[[RunDocument], None]
     ) -> None:
-        super().__init__(InProcessCoordinator(address.handlers, address.state.run_id, link.pieces, lambda: link.closed))
+        self._own = InProcessCoordinator(address.handlers, address.state.run_id, link.pieces, lambda: link.closed)
+        super().__init__(self._own)
         self._address = address
         self._link = link
         self._tasks = tasks
@@ -224,6 +225,9 @@ class SimulatedApi(ForwardedApi):
         if document is not None:
             self._saw(document)
         return document
+
+    async def own_outcome(self, step: int) -> OwnOutcome:
+        return self._own.own_outcome_that_came(step) or await super().own_outcome(step)
 
     async def report(self, report: Report) -> Standing:
         self._link.requests.append(type(report).__name__)

@@ -132,9 +132,7 @@ def shares_of(roster: Roster) -> list[int]:
     return [entry.share for entry in roster.clients]
 
 
-def roster_of(
-    *clients: Sharing, total: int, step: int = 7, ceiling: int | None = PARTS, exams: int = 0
-) -> Roster:
+def roster_of(*clients: Sharing, total: int, step: int = 7, ceiling: int | None = PARTS, exams: int = 0) -> Roster:
     return shared_roster(clients, total, ceiling, step, SEED, exams)
 
 
