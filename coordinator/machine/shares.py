@@ -82,7 +82,7 @@ class Sharing(NamedTuple):
 
     @classmethod
     def of(cls, member: Member, verify: VerifyConfig | None, *, is_judged: bool = False) -> "Sharing":
-        """Return a member as it is, in a run whose results are verified so; `is_judged`: by a verifier that is heard."""
+        """Return a member as it is, where results are verified so; `is_judged`: by a verifier that is heard."""
         conduct, needed = member.conduct, 0 if verify is None else verify.rounds_on_probation
         return cls(
             member.client_id,
