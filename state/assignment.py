@@ -8,8 +8,8 @@ largest remainder, ties to the client that comes first in the permuted order, no
 are the numbers of batches themselves.
 
 Where some of the clients are proven and others not, the others, whose keys cost nothing, get a quarter of the shared
-batches at most, whatever their number, and one of them at least; each of them counts alike, so that the seed gives
-everyone its turn.
+batches at most, whatever their number, and one of them at least; each of them counts alike, up to its share, so that
+the seed gives everyone its turn.
 
 The assignment seed has been known since the round before, so that a proven client can fetch its data ahead. Nobody can
 know a round's own seed before it begins, so nobody can choose keys that have their turn before others'.
@@ -22,7 +22,7 @@ from epochal.state.documents import Roster, RosterEntry, WorkList
 from epochal.state.errors import InvalidInput
 from epochal.state.intervals import BatchId, total_batches
 from epochal.state.permutation import shuffled_positions
-from epochal.state.share_ceiling import apportion, apportion_below, largest_part
+from epochal.state.share_ceiling import apportion_below, apportion_within, largest_part
 from epochal.state.wire import ClientId, Seed
 
 NEWCOMERS_PART = (1, 4)
@@ -100,17 +100,17 @@ def _counts(sharing: Sequence[RosterEntry], total: int, ceiling: int | None) -> 
     """Return how many of the shared batches each client gets."""
     shares = [entry.share for entry in sharing]
     proven = [entry.share for entry in sharing if entry.proven]
-    new_count = len(sharing) - len(proven)
-    if not proven or not new_count or total < 2:
+    new = [entry.share for entry in sharing if not entry.proven]
+    if not proven or not new or total < 2:
         return apportion_below(shares, total, total, ceiling)
-    wanted = total * (sum(shares) - sum(proven)) // sum(shares)
-    for_others = for_newcomers(max(1, wanted), total)
+    wanted = total * sum(new) // sum(shares)
+    for_others = min(for_newcomers(max(1, wanted), total), sum(new))
     counts = apportion_below(proven, total - for_others, total, ceiling)
-    most = new_count * int(largest_part(counts, total, ceiling))
+    most = len(new) * int(largest_part(counts, total, ceiling))
     if for_others > most:
         for_others = most
         counts = apportion_below(proven, total - for_others, total, ceiling)
-    groups = (iter(counts), iter(apportion([1] * new_count, for_others)))
+    groups = (iter(counts), iter(apportion_within([1] * len(new), for_others, new)))
     return [next(groups[0 if entry.proven else 1]) for entry in sharing]
 
 

@@ -38,20 +38,26 @@ def apportion_below(shares: Sequence[int], total: int, whole: int, ceiling: int 
         total: what is shared out among them.
         whole, ceiling: as `largest_part` takes them.
     """
-    counts, rest = apportion(shares, total), list(range(len(shares)))
     if not total:
-        return counts
-    limit = int(largest_part(counts, whole, ceiling))
+        return apportion(shares, total)
+    limit = int(largest_part(apportion(shares, total), whole, ceiling))
+    return apportion_within(shares, total, [limit] * len(shares))
+
+
+def apportion_within(shares: Sequence[int], total: int, limits: Sequence[int]) -> list[int]:
+    """Return integers in proportion to `shares`, none of them above its limit; the others take what that leaves over.
+
+    They add up to `total`, or to all of the limits.
+    """
+    counts, rest = [0] * len(shares), list(range(len(shares)))
     while True:
         found = apportion([shares[position] for position in rest], total)
-        below = [position for position, count in zip(rest, found, strict=True) if count <= limit]
-        if len(below) == len(rest):
-            for position, count in zip(rest, found, strict=True):
-                counts[position] = count
-            return counts
+        below = [position for position, count in zip(rest, found, strict=True) if count <= limits[position]]
         for position, count in zip(rest, found, strict=True):
-            counts[position] = min(count, limit)
-        total -= limit * (len(rest) - len(below))
+            counts[position] = min(count, limits[position])
+        if len(below) == len(rest):
+            return counts
+        total -= sum(limits[position] for position in rest) - sum(limits[position] for position in below)
         rest = below
 
 
