@@ -175,8 +175,8 @@ def _in_proportion(
 
 
 def _with_ceiling(
-    claims: Sequence[int], counts: Sequence[int], total: int, ceiling: int | None
-) -> tuple[Sequence[int], int | None]:
+    claims: Sequence[int], counts: list[int], total: int, ceiling: int | None
+) -> tuple[list[int], int | None]:
     """Return shares of clients of these claims below the ceiling, and it, or a higher one if it leaves too little room."""
     allowed = int(largest_part(counts, total, ceiling))
     if max(counts) > allowed:

@@ -27,6 +27,7 @@ ROOM_FOR_PROVEN = MAX_OPEN_REPLAYS // 2
 """Number of open replays that exams and keys of which nothing has passed leave to others, however many they are."""
 ONE_COMPARED_OF = 4
 """One in so many results is replayed by two verifiers although it passes: so one that passes everything is found."""
+NO_ROOM = "its bytes left no room for results (blobs.max_total_bytes)"
 ACCUSED = (
     "verifiers found them false, and none has shown since that it computes as before; are they of another version, or "
     "have they other data?"
@@ -68,6 +69,9 @@ def after_round(
         run, told = after_withheld(run, outcome.step, verify.within)
     members, dropped = _without_late(run.members, run.models, run.progress.replica_step - verify.within)
     told += dropped
+    if current.missing.without_room:
+        members, dropped = _without_oldest(members)
+        told += dropped
     if outcome is not None:
         drawn = tuple(_drawn(members, current, outcome, exams, run.state_file, seed))
         verification, is_open = members.verification, members.verification.open
@@ -138,6 +142,19 @@ def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why | None:
     if is_awaiting:
         return None
     return "exam" if is_exam else "new"
+
+
+def _without_oldest(members: RunMembers) -> tuple[RunMembers, tuple[Instruction, ...]]:
+    """Return the members without the replays of the oldest step that has some: nothing waits for a verifier."""
+    verification = members.verification
+    first = min((one.step for one in verification.open.values()), default=0)
+    oldest = tuple(one for one in verification.open.values() if one.step == first)
+    if not oldest:  # what is left are results of which the answer is known
+        idle = replace(verification, known=(), control=None)
+        return (members if idle == verification else members.verified_as(idle)), ()
+    counts = replace(verification.counts, dropped=verification.counts.dropped + len(oldest))
+    members = members.verified_as(replace(closed(verification, oldest), counts=counts))
+    return members, (ReplaysDropped(oldest, NO_ROOM),)
 
 
 def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[RunMembers, tuple[Instruction, ...]]:

@@ -36,6 +36,7 @@ from epochal.coordinator.machine.views import blobs_kept, blobs_needed
 from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
 from epochal.state.errors import Refused
 from epochal.state.intervals import subtract, total_batches
+from epochal.state.messages.blob_messages import NO_ROOM
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId
@@ -283,6 +284,26 @@ def test_replay_that_nobody_makes_in_time_is_dropped() -> None:
     assert driver.run.members.verification.counts.dropped == len(dropped.replays)
     with refused("stale-round"):
         report(driver, dropped.replays[0], HONEST)
+
+
+def test_results_that_wait_for_verifiers_make_room_step_by_step() -> None:
+    """A run that has too little room for all of them goes on, instead of refusing results for ever."""
+    driver = verified(1, 2, 3, percent=100, within=20, config__client_timeout_s=9000)
+    play(driver)
+    pass_all(driver)
+    play(driver, 3)
+    waiting = sorted({one.step for one in open_of(driver)})
+    assert len(waiting) == 3
+    for step in waiting:
+        number = driver.round.number
+        for one in driver.workers():
+            large = ResultCommitment(number.step, number.attempt, digest_of(f"large {one} {number}"), 10, METRICS)
+            driver.reject(one, large, NO_ROOM)
+        driver.pass_time(61)
+        assert (driver.round.number.step, driver.round.number.attempt) > (number.step, number.attempt), "it was void"
+        dropped = [one for one in driver.instructions if isinstance(one, ReplaysDropped)][-1]
+        assert ({one.step for one in dropped.replays}, "max_total_bytes" in dropped.reason) == ({step}, True)
+    assert not open_of(driver)
 
 
 def test_nothing_stays_open_once_an_edit_ends_verification() -> None:
