@@ -4,9 +4,9 @@ The rule kept here: a client of which a result was applied takes T(b) for b batc
 smallest T for which there is enough, each gets as many as it does in T, within its bound: its claim, twice as many as
 it delivered last, and the ceiling (`state/share_ceiling.py`). What is then too much is taken from those that come last
 in the round's order. Where the claims leave no room for the round, it has fewer batches (`claimed`). Where other bounds
-leave none, its batches are shared out in proportion to them, within the claims; above the ceiling only if these leave no
-room otherwise. Shares that nearly end together stay as they are, unless a client's bound has just grown, so that clients can fetch
-their data ahead.
+leave none, its batches are shared out in proportion to them, within the claims; above the ceiling only where these
+leave no room otherwise. Shares that nearly end together stay as they are, unless a client's bound has just grown, so
+that clients can fetch their data ahead.
 
 Nobody is left without work for ever. Where there are fewer batches than clients that can do one in about that time,
 these have their turn, one batch each. And each round of `ROUNDS_PER_TURN` steps is one for all: there, slower ones get
@@ -177,7 +177,7 @@ def _in_proportion(
 def _with_ceiling(
     claims: Sequence[int], counts: list[int], total: int, ceiling: int | None
 ) -> tuple[list[int], int | None]:
-    """Return shares of clients of these claims below the ceiling, and it, or a higher one if it leaves too little room."""
+    """Return shares below the ceiling, and it, or a higher one where clients of these claims have too little room."""
     allowed = int(largest_part(counts, total, ceiling))
     if max(counts) > allowed:
         counts = _in_proportion(counts, claims, sum(counts), total, ceiling)
