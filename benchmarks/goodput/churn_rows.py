@@ -111,6 +111,9 @@ async def measure(kind: Kind, staying: Measured, folder: Path) -> list[Figure]:
     """Measure a kind with clients that come and go, beside those of row A, which stay."""
     found = await churned(kind, folder, staying.planned.round_s)
     steady = 100 * sum(staying.parts) / len(staying.parts)
-    beside = f"row A's clients, which stay; of these, {found.departures} left in {found.rounds} rounds"
+    beside = (
+        f"row A's clients, which stay (`epochal plan`: {100 * staying.planned.training_part:.1f}); of these, "
+        f"{found.departures} left in {found.rounds} rounds"
+    )
     name = "E: clients' time that is training"
     return [Figure(name, 100 * found.part, "%", "≥ 0.85 x", steady, beside, 1)]

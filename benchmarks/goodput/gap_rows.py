@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.goodput.exchange_rows import MILLIONS, state
+from benchmarks.goodput.exchange_rows import MILLIONS, PLANNED, state
+from benchmarks.goodput.reference import planned_apart
 from benchmarks.goodput.shaped_run import Line, shaped_run
 from epochal.coordinator.machine.instructions import Instruction
 from epochal.coordinator.machine.records import Kept, replay
@@ -25,6 +26,9 @@ MODELS = {10: NgramConfig(context=8, embedding=256, hidden=4_310), 50: MILLIONS[
 MEMBERS = 2
 LINE = Line(down_bytes_per_s=12.5e6, up_bytes_per_s=125e6, round_trip_s=0.04, batch_s=1.0)
 """A home's link downwards, 100 Mbit/s; upwards it does not matter here."""
+PLANNED_LINK = "100mbit/1gbit 40ms"
+OF_GAP = ("update", "download", "merge", "messages")
+"""Parts of a planned round that lie between two rounds' local steps."""
 FIRST, LAST = 3, 5
 """The first gap that counts is after this round, the last one before that."""
 WITHIN_S = 300.0
@@ -84,11 +88,13 @@ def _began_s(spans: Path) -> Mapping[int, float]:
 
 async def measure(folder: Path, millions: int) -> list[Figure]:
     """Measure the gap with a model of `MODELS`."""
+    plan = (await planned_apart(folder, state(MODELS[millions], MEMBERS), MEMBERS, PLANNED_LINK)).plan["parts"]
     found = await measured(folder, millions)
     name = f"Gap, {millions} M parameters, {MEMBERS} members, 100 Mbit/s"
     target = f"≤ {found.bytes_s + BEYOND_S_PER_MILLION * millions:.2f} s"
     bytes_s = found.bytes_s, "what the update's bytes take"
     return [
         Figure(f"{name}: from the last result to the next local step", found.whole_s, "s", target, *bytes_s),
-        Figure(f"{name}: of it until the update is made", found.made_s, "s"),
+        Figure(f"{name}: the same", found.whole_s, "s", "", sum(plan[part] for part in OF_GAP), PLANNED),
+        Figure(f"{name}: of it until the update is made", found.made_s, "s", "", plan["update"], PLANNED),
     ]

@@ -180,14 +180,14 @@ async def planned(path: Path, *clients: str, advice: bool = False) -> Planned:
     return Planned(_tables(path), plan)
 
 
-async def planned_apart(folder: Path, text: str, members: int) -> Planned:
-    """Return a state file with its plan for members whose links and training take next to no time.
+async def planned_apart(folder: Path, text: str, members: int, link: str = "10gbit/10gbit 0ms") -> Planned:
+    """Return a state file with its plan for members whose links and training take next to no time; or with this link.
 
     Each has a machine of its own, as a plan has it, while a benchmark's members share one.
     """
     path = folder / f"planned-{members}.toml"
     await asyncio.to_thread(path.write_text, text, encoding="utf-8")
-    return await planned(path, f"{members} x 10gbit/10gbit 0ms 1000000k tokens/s")
+    return await planned(path, f"{members} x {link} 1000000k tokens/s")
 
 
 def _tables(path: Path) -> dict[str, Any]:
