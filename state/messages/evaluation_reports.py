@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
+from pydantic.config import JsonDict, JsonValue
 
 from epochal.state.documents import Count, HexBlake3, HexSha256
 from epochal.state.wire_document import WireDocument
@@ -85,6 +86,14 @@ class _Kind:
         return self.name, self.metric
 
 
+_NULL: JsonDict = {"type": "null"}
+_KINDS: list[JsonValue] = [
+    {"properties": {"loss": {"type": "number"}, "tokens": {"type": "integer"}, "benchmark": _NULL}},
+    {"properties": {"loss": _NULL, "tokens": _NULL, "benchmark": {"type": "object"}}, "required": ["benchmark"]},
+]
+"""What `_Kind` tells, as a JSON schema says it."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvaluationReport(_Kind, WireDocument):
     """An operator's command evaluated the run's checkpoint of this step.
@@ -101,6 +110,10 @@ class EvaluationReport(_Kind, WireDocument):
         benchmark: its figure; None for a loss.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = {
+        **WireDocument.__pydantic_config__,
+        "json_schema_extra": {"oneOf": _KINDS},
+    }
     name: EvaluationName
     step: Count
     replica_digest: HexBlake3
