@@ -5,6 +5,7 @@ is asked to leave finishes the present round first.
 """
 
 import asyncio
+import contextlib
 import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from epochal.run_manager.events import DocumentArrived
 from epochal.run_manager.run_manager import RunManager
 from epochal.runtime.task_errors import first_error
 from epochal.state.documents import RunDocument
+from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.messages.requests import LeavingReport
 from epochal.state.messages.round_times import LaterTimes, TimesReport
 from epochal.state.phase_names import RunState
@@ -121,7 +123,8 @@ class Agent:
     def finish_and_withdraw(self) -> None:
         """Leave the run after the present round, before the next roster includes this client.
 
-        It takes no longer than the bound, even while the client waits. Cancelling `run` leaves at once.
+        Where inner states are revealed, it stays until the outcome is known, to reveal those of the round. It takes no
+        longer than the bound, even while the client waits. Cancelling `run` leaves at once.
         """
         self._leaving.set()
 
@@ -189,6 +192,7 @@ class Agent:
             await self._session.known.saw(document, clock.monotonic_s())
             self._dependencies.observer(DocumentArrived(document))
             if self._leaving.is_set() and (before is None or before.round != document.round):
+                await self._reveal_last(manager, document)
                 self._end(EndReason.WITHDREW)
                 return
             await manager.apply_state(document)
@@ -214,7 +218,19 @@ class Agent:
                     log.warning("left_before_the_round_was_done", extra={"requests_repeated_for_s": round(refused_s)})
                     round_done.cancel()
                 await asyncio.wait({round_done}, timeout=LEAVE_CHECK_S)
+        if manager.is_challenged and self._document is not None and self._document.round is not None:
+            with contextlib.suppress(TimeoutError):  # the round's outcome may ask for what only this client has
+                async with asyncio.timeout(at_latest_s - clock.monotonic_s()):
+                    await self._ended.wait()
         self._end(EndReason.WITHDREW)
+
+    async def _reveal_last(self, manager: RunManager, document: RunDocument) -> None:
+        """Reveal the inner states for which the last round's outcome asks; `_leave_when_asked` bounds it."""
+        if manager.is_challenged and document.round is not None:
+            try:
+                await manager.reveal_last(document.step - 1)
+            except (Refused, CoordinatorUnreachable) as error:
+                log.info("inner_state_not_revealed", extra={"reason": error.message})
 
     def _end(self, reason: EndReason) -> None:
         if not self._ended.is_set():

@@ -123,7 +123,13 @@ class KeptStates:
                 sha256 = next(iter(self._challenged))
                 await self._reveal(sha256)
                 self._challenged.pop(sha256, None)
+                self._changed.notify()
             await changed.wait()
+
+    async def revealed(self) -> None:
+        """Return once everything is revealed that was asked for."""
+        while self._challenged:
+            await self._changed.wait()
 
     async def _reveal(self, sha256: Sha256) -> None:
         path = self._path_of(sha256)

@@ -66,6 +66,7 @@ class DocumentListener(Protocol):
 class _Run:
     """One client's part of a run, opened; `listeners` are offered each document in their order."""
 
+    config: FollowedConfig
     keeper: ReplicaKeeper
     results: OwnResults
     steps: StepStateMachine
@@ -148,6 +149,17 @@ class RunManager:
         """Return when this client owes nothing more to the round under way; at once without a round."""
         if self._run is not None:
             await self._run.steps.round_done()
+
+    @property
+    def is_challenged(self) -> bool:
+        """Whether results that were delivered may be followed by a challenge to reveal inner states."""
+        return self._run is not None and self._run.config.state.reveals_inner_states
+
+    async def reveal_last(self, step: int) -> None:
+        """Reveal the inner states for which the outcome of this step asks. Raises `Refused`."""
+        if self._run is not None and self._run.results.states is not None:
+            self._run.results.states.settle(await self._run.keeper.outcome(step))
+            await self._run.results.states.revealed()
 
     async def aclose(self) -> None:
         """End all background work and close provider, trainer and merger; bounded."""
@@ -309,4 +321,4 @@ def _with_steps(ground: _Ground, replica: _Replica, data: RunData, times: RoundT
     background = (steps, eager, checkpoint, data_ahead)
     for part in background:
         ground.closing.push_async_callback(part.stop)
-    return _Run(keeper, replica.results, steps, listeners, background, ground.closing.pop_all())
+    return _Run(config, keeper, replica.results, steps, listeners, background, ground.closing.pop_all())

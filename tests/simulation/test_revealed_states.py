@@ -13,7 +13,7 @@ from epochal.data_providers.protocol import DataProvider, DatasetSpec, TokenBatc
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.agent import ClientEnd, EndReason
 from epochal.run_manager.context import ClientDependencies, RunAccess
-from epochal.run_manager.events import ignore
+from epochal.run_manager.events import StepEntered, ignore
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker, Worker
@@ -206,6 +206,25 @@ async def test_member_that_withholds_its_states_goes_on_as_a_new_key(tmp_path: P
     assert set(played.withheld) == {silent.client_id}
     assert len(played.withheld) > 1
     assert played.convicted == set()
+
+
+@in_virtual_time
+async def test_member_that_leaves_reveals_the_states_of_its_last_result_first(tmp_path: Path) -> None:
+    async with simulated_run(keeping(), seed=7) as run:
+        played = Played(run, tmp_path)
+        leaving, *staying = [played.start(number, HONEST) for number in (1, 2, 3)]
+        verifying = run.tasks.create_task(played.verify())
+        last = 6
+        await run.coordinator.wait_for(lambda: last in {entered.document.step for entered in leaving.of(StepEntered)})
+        await asyncio.sleep(TRAIN_S / 2)
+        leaving.agent.finish_and_withdraw()
+        await ended([leaving, *staying], verifying)
+        await prove(run)
+    outcomes = {outcome.step: outcome for outcome in run.coordinator.outcomes}
+    assert leaving.client_id in {entry.client_id for entry in outcomes[last].entries}
+    assert leaving.client_id not in {entry.client_id for entry in outcomes[last + 1].entries}
+    assert (last, leaving.client_id) in {(one.report.step, one.report.client_id) for one in played.judged}
+    assert (played.convicted, played.withheld) == (set(), [])
 
 
 @in_virtual_time
