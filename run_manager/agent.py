@@ -5,7 +5,6 @@ is asked to leave finishes the present round first.
 """
 
 import asyncio
-import contextlib
 import logging
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -192,7 +191,8 @@ class Agent:
             await self._session.known.saw(document, clock.monotonic_s())
             self._dependencies.observer(DocumentArrived(document))
             if self._leaving.is_set() and (before is None or before.round != document.round):
-                await self._reveal_last(manager, document)
+                if manager.may_be_challenged:
+                    await self._reveal_last(manager, document.step - 1)
                 self._end(EndReason.WITHDREW)
                 return
             await manager.apply_state(document)
@@ -211,26 +211,28 @@ class Agent:
         at_latest_s = clock.monotonic_s() + self._leave_bound_s
         async with asyncio.TaskGroup() as group:
             group.create_task(self._session.report_once(LeavingReport()))
-            round_done = group.create_task(manager.round_done())
+            round_done = group.create_task(self._nothing_owed(manager))
             while not round_done.done():
                 refused_s = self._session.repeating_s
                 if clock.monotonic_s() >= at_latest_s or refused_s >= LEAVE_REFUSED_S:
                     log.warning("left_before_the_round_was_done", extra={"requests_repeated_for_s": round(refused_s)})
                     round_done.cancel()
                 await asyncio.wait({round_done}, timeout=LEAVE_CHECK_S)
-        if manager.is_challenged and self._document is not None and self._document.round is not None:
-            with contextlib.suppress(TimeoutError):  # the round's outcome may ask for what only this client has
-                async with asyncio.timeout(at_latest_s - clock.monotonic_s()):
-                    await self._ended.wait()
         self._end(EndReason.WITHDREW)
 
-    async def _reveal_last(self, manager: RunManager, document: RunDocument) -> None:
-        """Reveal the inner states for which the last round's outcome asks; `_leave_when_asked` bounds it."""
-        if manager.is_challenged and document.round is not None:
-            try:
-                await manager.reveal_last(document.step - 1)
-            except (Refused, CoordinatorUnreachable) as error:
-                log.info("inner_state_not_revealed", extra={"reason": error.message})
+    async def _nothing_owed(self, manager: RunManager) -> None:
+        """Return when this client owes nothing more: its result, and what the outcome of that may ask for."""
+        await manager.round_done()
+        if manager.may_be_challenged:
+            await self._ended.wait()  # `_reveal_last` comes before it
+        await manager.revealed()
+
+    async def _reveal_last(self, manager: RunManager, step: int) -> None:
+        """Reveal the inner states for which the outcome of this step asks; `_leave_when_asked` bounds it."""
+        try:
+            await manager.reveal(step)
+        except (Refused, CoordinatorUnreachable) as error:
+            log.info("inner_state_not_revealed", extra={"reason": error.message})
 
     def _end(self, reason: EndReason) -> None:
         if not self._ended.is_set():

@@ -84,6 +84,11 @@ class OwnResults:
             self._feedback.published(result_sha256)
         self._published[step] = result_sha256
 
+    @property
+    def awaits_outcome(self) -> bool:
+        """Whether the outcome of a result is not known yet."""
+        return bool(self._published)
+
     def settle(self, outcome: OwnOutcome) -> None:
         """Keep the inner state if the outcome contains the result, else roll it back."""
         if self.states is not None:

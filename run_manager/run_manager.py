@@ -151,14 +151,21 @@ class RunManager:
             await self._run.steps.round_done()
 
     @property
-    def is_challenged(self) -> bool:
-        """Whether results that were delivered may be followed by a challenge to reveal inner states."""
-        return self._run is not None and self._run.config.state.reveals_inner_states
+    def may_be_challenged(self) -> bool:
+        """Whether the outcome of the round under way may ask for inner states that only this client has."""
+        run = self._run
+        return run is not None and run.config.state.reveals_inner_states and run.results.awaits_outcome
 
-    async def reveal_last(self, step: int) -> None:
-        """Reveal the inner states for which the outcome of this step asks. Raises `Refused`."""
+    async def reveal(self, step: int) -> None:
+        """Reveal what the outcome of this step asks for. Raises `Refused`, `CoordinatorUnreachable`."""
+        run = self._run
+        if run is not None and run.results.states is not None:
+            run.results.states.settle(await run.keeper.outcome(step))
+            await self.revealed()
+
+    async def revealed(self) -> None:
+        """Return once all inner states are revealed that were asked for."""
         if self._run is not None and self._run.results.states is not None:
-            self._run.results.states.settle(await self._run.keeper.outcome(step))
             await self._run.results.states.revealed()
 
     async def aclose(self) -> None:

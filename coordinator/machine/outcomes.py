@@ -223,6 +223,8 @@ def settle_work(
     blame = blame_after(run, current, included, applied)
     quarantined = (BatchesQuarantined(item.batch_id, item.against, item.message) for item in blame.quarantined)
     members, rests = with_conduct(run, current, included, agreed, exams)
+    for client_id in exams:
+        members = members.with_trust(client_id, replace(members.trust_of(client_id), examined=True))
     progress = run.progress.after_round(is_applied=bool(included), must_pause=blame.must_stop)
     work = replace(
         run.work,

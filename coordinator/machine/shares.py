@@ -3,10 +3,9 @@
 The rule kept here: a client of which a result was applied takes T(b) for b batches (`parts/speed.py`). With the
 smallest T for which there is enough, each gets as many as it does in T, within its bound: its claim, twice as many as
 it delivered last, and the ceiling (`state/share_ceiling.py`). What is then too much is taken from those that come last
-in the round's order. Where the claims leave no room for the round, it has fewer batches (`claimed`). Where other bounds
-leave none, its batches are shared out in proportion to them, within the claims; above the ceiling only where these
-leave no room otherwise. Shares that nearly end together stay as they are, unless a client's bound has just grown, so
-that clients can fetch their data ahead.
+in the round's order. Where the bounds leave no room for the round, its batches are shared out in proportion to them:
+within claims and ceiling if these leave room. Shares that nearly end together stay as they are, unless a client's bound
+has just grown, so that clients can fetch their data ahead.
 
 Nobody is left without work for ever. Where there are fewer batches than clients that can do one in about that time,
 these have their turn, one batch each. And each round of `ROUNDS_PER_TURN` steps is one for all: there, slower ones get
@@ -23,7 +22,6 @@ get a quarter of the proven ones' batches together, so that many keys that did l
 for nothing, get batches beside the round's own, so that many new keys take no work from the others.
 """
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter
 from statistics import median_high
@@ -37,7 +35,7 @@ from epochal.coordinator.machine.parts.speed import Speed
 from epochal.state.assignment import NEWCOMERS_PART, for_newcomers, order_of
 from epochal.state.config.verify_table import VerifyConfig
 from epochal.state.documents import MAX_SHARE, Roster, RosterEntry
-from epochal.state.share_ceiling import PARTS, apportion, apportion_below, apportion_within, largest_part
+from epochal.state.share_ceiling import apportion, apportion_below, apportion_within, largest_part
 from epochal.state.wire import ClientId, Seed
 
 NEWCOMERS_PARTS = (4, 2)
@@ -64,7 +62,7 @@ class Sharing(NamedTuple):
     """A client of the next round, as far as its share depends on it.
 
     Attributes:
-        claim: the most batches that it says it takes, and never gets more of.
+        claim: the most batches that it says it takes.
         earned: the most that it has earned; 0 if it has delivered nothing.
         is_proven: whether a result of it was applied.
         last_step: the last step in which it had work.
@@ -111,18 +109,6 @@ def for_exams(clients: Sequence[Sharing], total: int) -> int:
     return min(sum(_parts_of(examined, proven, total // len(ordered))), max(1, total * part // (whole - part)))
 
 
-def claimed(clients: Sequence[Sharing]) -> int:
-    """Return the most batches that are to count for which these clients' claims leave room in a round."""
-    ordered = _as_trusted(clients)
-    proven = [one for one in ordered if one.is_proven]
-    if not proven:
-        return sum(one.claim for one in ordered)
-    tested, others = _by_rounds(proven)
-    part, whole = NEWCOMERS_PART
-    most = sum(one.claim for one in others)
-    return most + min(sum(min(one.claim, one.earned) for one in tested), most * part // (whole - part))
-
-
 def shared_roster(
     clients: Sequence[Sharing], total: int, ceiling: int | None, step: int, seed: Seed, exams: int = 0
 ) -> Roster:
@@ -140,48 +126,29 @@ def shared_roster(
     proven, equal = [one for one in ordered if one.is_proven], max(0, total - exams) // len(ordered)
     others = _parts_of([one for one in ordered if not one.is_proven], proven, equal)
     if not proven:
-        claims = [one.claim for one in ordered]
-        counts = _in_proportion(others, claims, total, total, ceiling)
-        return _roster(ordered, *_with_ceiling(claims, counts, total, ceiling))
+        shares = iter(_in_proportion(others, ordered, total, total, ceiling))
+        return Roster(tuple(RosterEntry(one.client_id, next(shares), proven=False) for one in ordered), ceiling)
     for_proven = total - for_newcomers(sum(others), total)
     counts = _by_trust(trusted(proven, equal), for_proven, total, ceiling, step, seed)
-    counts, ceiling = _with_ceiling([one.claim for one in proven], counts, total, ceiling)
     if others:
         of_proven, of_others = iter(counts), iter(others)
         counts = [next(of_proven if one.is_proven else of_others) for one in ordered]
-    return _roster(ordered, counts, ceiling)
-
-
-def _roster(ordered: Sequence[Sharing], counts: Sequence[int], ceiling: int | None) -> Roster:
     ids, are_proven = map(attrgetter("client_id"), ordered), map(attrgetter("is_proven"), ordered)
     return Roster(tuple(map(RosterEntry, ids, counts, are_proven)), ceiling)
 
 
 def _in_proportion(
-    bounds: Sequence[int], claims: Sequence[int], total: int, whole: int, ceiling: int | None
+    bounds: Sequence[int], clients: Sequence[Sharing], total: int, whole: int, ceiling: int | None
 ) -> list[int]:
-    """Return shares in proportion to bounds that leave no room, none above its claim, nor above the ceiling if may be.
+    """Return shares of clients whose bounds leave no room, in proportion to these: within their claims, if those do.
 
-    Args:
-        bounds, claims: of the clients.
-        total, whole, ceiling: as `apportion_below` takes them.
+    `total`, `whole` and `ceiling` are as `apportion_below` takes them.
     """
-    if sum(claims) < total:
+    most = int(largest_part(apportion(bounds, total), whole, ceiling)) if total else 0
+    limits = [min(one.claim, most) for one in clients]
+    if sum(limits) < total:
         return apportion_below(bounds, total, whole, ceiling)
-    least = int(largest_part(apportion(bounds, total), whole, ceiling)) if total else 0
-    limits = range(least, max(least, total) + 1)
-    most = limits[bisect_left(limits, total, key=lambda limit: sum(min(claim, limit) for claim in claims))]
-    return apportion_within(bounds, total, [min(claim, most) for claim in claims])
-
-
-def _with_ceiling(
-    claims: Sequence[int], counts: list[int], total: int, ceiling: int | None
-) -> tuple[list[int], int | None]:
-    """Return shares below the ceiling, and it, or a higher one where clients of these claims have too little room."""
-    allowed = int(largest_part(counts, total, ceiling))
-    if max(counts) > allowed:
-        counts = _in_proportion(counts, claims, sum(counts), total, ceiling)
-    return counts, ceiling if max(counts) <= allowed else min(PARTS, -(-max(counts) * PARTS // total))
+    return apportion_within(bounds, total, limits)
 
 
 def _as_trusted(clients: Sequence[Sharing]) -> Sequence[Sharing]:
@@ -246,10 +213,9 @@ def _by_speed(
         (one.claim, one.entitled, one.earned, one.last_step, one.speed.fixed_us, one.speed.batch_us) for one in proven
     ]
     claim, entitled, earned, last_step, fixed_us, batch_us = np.array(columns, np.int64).T
-    limits = np.minimum(claim, min(most, MAX_SHARE))
-    bounds = np.minimum(np.minimum(limits, entitled), earned)
+    bounds = np.minimum(np.minimum(claim, entitled), np.minimum(earned, min(most, MAX_SHARE)))
     if bounds.sum() <= total:
-        return _in_proportion(bounds.tolist(), claim.tolist(), total, whole, ceiling)
+        return _in_proportion(bounds.tolist(), proven, total, whole, ceiling)
     order = np.array(order_of(seed, len(proven)), np.int64)
     timed = Timed(*(each[order] for each in (*_times(fixed_us, batch_us), bounds, step - last_step)))
     shares = np.zeros(len(proven), np.int64)

@@ -26,7 +26,7 @@ from epochal.coordinator.machine.parts.round_tasks import RoundTasks
 from epochal.coordinator.machine.parts.run_work import RunWork, Suspect
 from epochal.coordinator.machine.round_conduct import earned_in
 from epochal.coordinator.machine.run import Run
-from epochal.coordinator.machine.shares import Sharing, claimed, for_exams, shared_roster
+from epochal.coordinator.machine.shares import Sharing, for_exams, shared_roster
 from epochal.state.documents import IsolatedWork, Roster, WorkList
 from epochal.state.intervals import BatchId, subtract, take_positions, total_batches
 from epochal.state.phase_names import RunState
@@ -67,9 +67,8 @@ def sharing_of(run: Run, member: Member) -> Sharing:
 def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWork:
     """Return the work of the run's next round, for these clients.
 
-    The work list holds up to `global_batch_size` batches, if the clients' claims leave room for them, and those for
-    exams: suspects that are due, one client each; then carried work; then, until `last_step`, a fresh interval from the
-    cursor.
+    The work list holds up to `global_batch_size` batches and those for exams: suspects that are due, one client each;
+    then carried work; then, until `last_step`, a fresh interval from the cursor.
 
     Args:
         run: between two rounds.
@@ -79,7 +78,9 @@ def plan_work_for(run: Run, clients: Sequence[Sharing], seed: Seed) -> PlannedWo
     run = in_force(run)
     config = run.state_file.config
     draining = run.progress.step > run.last_step
-    counted = min(global_batch_size(config, run.tokens_applied), claimed(clients))
+    counted = global_batch_size(config, run.tokens_applied)
+    if draining:  # exams would be carried again
+        clients = [one for one in clients if not one.has_exam] or clients
     exams = for_exams(clients, counted)
 
     isolated = tuple(

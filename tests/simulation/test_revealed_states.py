@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from epochal.batching.round_plan import RoundPlan
 from epochal.coordinator.machine.instructions import Convicted, ReplayJudged, ReplaysDrawn, StateWithheld
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
 from epochal.run_manager.agent import ClientEnd, EndReason
 from epochal.run_manager.context import ClientDependencies, RunAccess
-from epochal.run_manager.events import StepEntered, ignore
+from epochal.run_manager.events import DocumentArrived, StepEntered, ignore
 from epochal.runtime.permissions import Permissions
 from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker, Worker
@@ -21,6 +23,7 @@ from epochal.state.config.model_table import AdamW
 from epochal.state.config.state_file import StateFile
 from epochal.state.errors import Refused
 from epochal.state.model.tensors import Float32Array
+from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
 from epochal.tools.model_size import ModelSize
 from epochal.trainers.first_parameters import make_first_model
@@ -208,9 +211,14 @@ async def test_member_that_withholds_its_states_goes_on_as_a_new_key(tmp_path: P
     assert played.convicted == set()
 
 
+@pytest.mark.parametrize("at_end_of_epoch", [False, True])
 @in_virtual_time
-async def test_member_that_leaves_reveals_the_states_of_its_last_result_first(tmp_path: Path) -> None:
-    async with simulated_run(keeping(), seed=7) as run:
+async def test_member_that_leaves_reveals_the_states_of_its_last_result_first(
+    tmp_path: Path, at_end_of_epoch: bool
+) -> None:
+    ends = {"config__epoch_time": 6 * TRAIN_S - 20.0} if at_end_of_epoch else {}
+    state = keeping(config__init_min_clients=2, **ends)
+    async with simulated_run(state, seed=7) as run:
         played = Played(run, tmp_path)
         leaving, *staying = [played.start(number, HONEST) for number in (1, 2, 3)]
         verifying = run.tasks.create_task(played.verify())
@@ -223,6 +231,9 @@ async def test_member_that_leaves_reveals_the_states_of_its_last_result_first(tm
     outcomes = {outcome.step: outcome for outcome in run.coordinator.outcomes}
     assert leaving.client_id in {entry.client_id for entry in outcomes[last].entries}
     assert leaving.client_id not in {entry.client_id for entry in outcomes[last + 1].entries}
+    assert leaving.of(DocumentArrived)[-1].document.run_state is (
+        RunState.COOLDOWN if at_end_of_epoch else RunState.ROUND_TRAIN
+    )
     assert (last, leaving.client_id) in {(one.report.step, one.report.client_id) for one in played.judged}
     assert (played.convicted, played.withheld) == (set(), [])
 

@@ -67,11 +67,9 @@ def after_round(
     told: tuple[Instruction, ...] = ()
     if outcome is not None:  # a void round is nobody's time
         run, told = after_withheld(run, outcome.step, verify.within)
-    members, dropped = _without_late(run.members, run.models, run.progress.replica_step - verify.within)
+    is_short = bool(current.missing.without_room - current.results.verified.keys())
+    members, dropped = _without_late(run.members, run.models, run.progress.replica_step - verify.within, is_short)
     told += dropped
-    if current.missing.without_room:
-        members, dropped = _without_oldest(members)
-        told += dropped
     if outcome is not None:
         drawn = tuple(_drawn(members, current, outcome, exams, run.state_file, seed))
         verification, is_open = members.verification, members.verification.open
@@ -79,8 +77,6 @@ def after_round(
             is_open = added(is_open, one.key, one)
         counts = replace(verification.counts, drawn=verification.counts.drawn + len(drawn))
         members = members.verified_as(replace(verification, open=is_open, counts=counts)) if drawn else members
-        for client_id in exams:
-            members = members.with_trust(client_id, replace(members.trust_of(client_id), examined=True))
         told = (*told, ReplaysDrawn(outcome.step, drawn)) if drawn else told
         anew = {one.client_id for one in told if isinstance(one, StateWithheld)}
         bound = {
@@ -144,27 +140,28 @@ def _why(trust: Trust, *, is_exam: bool, is_awaiting: bool) -> Why | None:
     return "exam" if is_exam else "new"
 
 
-def _without_oldest(members: RunMembers) -> tuple[RunMembers, tuple[Instruction, ...]]:
-    """Return the members without the replays of the oldest step that has some: nothing waits for a verifier."""
-    verification = members.verification
-    first = min((one.step for one in verification.open.values()), default=0)
-    oldest = tuple(one for one in verification.open.values() if one.step == first)
-    if not oldest:  # what is left are results of which the answer is known
-        idle = replace(verification, known=(), control=None)
-        return (members if idle == verification else members.verified_as(idle)), ()
-    counts = replace(verification.counts, dropped=verification.counts.dropped + len(oldest))
-    members = members.verified_as(replace(closed(verification, oldest), counts=counts))
-    return members, (ReplaysDropped(oldest, NO_ROOM),)
+def to_make_room(is_open: Iterable[OpenReplay]) -> list[OpenReplay]:
+    """Return the replays of the oldest step: of new keys' results if there are any, of disputed ones only at last."""
+    found: dict[tuple[bool, bool, int], list[OpenReplay]] = {}
+    for one in is_open:
+        found.setdefault((one.is_disputed, one.why not in ("exam", "new"), one.step), []).append(one)
+    return found[min(found)] if found else []
 
 
-def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[RunMembers, tuple[Instruction, ...]]:
+def _without_late(
+    members: RunMembers, models: RunModels, before: int, is_short: bool
+) -> tuple[RunMembers, tuple[Instruction, ...]]:
     """Return the members without replays of steps before this one, or of replicas that cannot be built any more.
 
-    One that a verifier has passed, and that waited for another one, has passed.
+    Where a result found no room, and nothing is late, without the oldest ones; where none is open, without those of
+    which the answer is known. One that a verifier has passed, and that waited for another one, has passed.
     """
     verification, oldest = members.verification, models.checkpoints[0].step if models.checkpoints else 0
     late = [one for one in verification.open.values() if one.step < before or one.step <= oldest]
-    kept = verification.until(lambda step: step > oldest)
+    kept, reason = verification.until(lambda step: step > oldest), "no verifier computed them in time"
+    if is_short and not late:
+        late, reason = to_make_room(verification.open.values()), NO_ROOM
+        kept = kept if late else kept.until(lambda _: False)
     if not late and kept is verification:
         return members, ()
     has_passed = [one for one in late if one.reports and not one.is_disputed]
@@ -178,5 +175,5 @@ def _without_late(members: RunMembers, models: RunModels, before: int) -> tuple[
         members = members.with_trust(one.client_id, members.trust_of(one.client_id).with_passed(None))
     accused = tuple(one for one in late if one.accusers)
     dropped = tuple(one for one in late if one not in has_passed and one not in accused)
-    of_reasons = (dropped, "no verifier computed them in time"), (accused, ACCUSED)
+    of_reasons = (dropped, reason), (accused, ACCUSED)
     return members, tuple(ReplaysDropped(replays, reason) for replays, reason in of_reasons if replays)

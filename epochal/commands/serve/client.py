@@ -120,7 +120,8 @@ ShareOption = Annotated[
     typer.Option(
         min=1,
         max=MAX_SHARE,
-        help="Take at most so many batches in a round. Default: as many as this machine is fast enough for.",
+        help="Take at most so many batches in a round, unless those of all clients are too few for it. Default: as "
+        "many as this machine is fast enough for.",
     ),
 ]
 InvitationOption = Annotated[str | None, typer.Option(help="Invitation code, if the run requires one.")]

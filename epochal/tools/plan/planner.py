@@ -246,12 +246,9 @@ def _round_notes(state: StateFile, found: Plan) -> Iterator[str]:
                 f"{100 - 100 * group.delivered_part:.0f} % of the assignments of {group.group.name!r} come too late: "
                 "the work is done again by others, and these clients are kept off for a while"
             )
-    most = sum(group.group.count * group.group.batches_per_round for group in found.groups)
-    if most < config.global_batch_size_end:
-        yield (
-            f"rounds have {most:,} batches, not {config.global_batch_size_end:,}: the clients take no more (--share); "
-            f"write `global_batch_size_end = {most}`, or let them take more"
-        )
+        if group.batches > group.group.batches_per_round:
+            more = f"{group.batches:,.4g} batches, more than {group.group.batches_per_round} (--share)"
+            yield f"each of {group.group.name!r} gets {more}: what all take is too little for a round"
     if found.between_epochs_s is None:
         yield (
             "epochs end without a checkpoint, because it is not there in time: results and outcomes pile up, and "

@@ -30,13 +30,14 @@ from epochal.coordinator.machine.parts.verification import (
     OpenReplay,
     Trust,
 )
+from epochal.coordinator.machine.replays.lottery import to_make_room
 from epochal.coordinator.machine.replays.tolerances import MAX_PAIRS
 from epochal.coordinator.machine.stimuli import CalibrationReported, ReplayFailed, ReplayReported
 from epochal.coordinator.machine.views import blobs_kept, blobs_needed
 from epochal.coordinator.notify.conditions import KnownSoFar, Room, due_news
 from epochal.state.errors import Refused
 from epochal.state.intervals import subtract, total_batches
-from epochal.state.messages.blob_messages import NO_ROOM
+from epochal.state.messages.blob_messages import NO_ROOM, CheckVerdict
 from epochal.state.messages.replay_messages import CalibrationReport, ReplayFailure, ReplayReport
 from epochal.state.messages.requests import ResultCommitment
 from epochal.state.wire import ClientId
@@ -225,6 +226,36 @@ def test_exams_are_beside_the_work_of_a_round_that_counts() -> None:
         assert not subtract(exams, driver.round.tasks.work.shared), "they are carried"
 
 
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_round_after_an_exam_is_the_one_that_was_named(is_heard: bool) -> None:
+    driver = verified(1, 2, 3)
+    play(driver)
+    if is_heard:
+        pass_all(driver)
+    newcomer = join(driver, 4)
+    play(driver)
+    assert newcomer in driver.workers()
+    driver.deliver(*driver.workers())
+    ahead = driver.round.ahead
+    assert ahead is not None
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    begun = driver.round.tasks
+    assert (begun.roster_sha256, begun.work_sha256) == (ahead.roster_sha256, ahead.work_sha256)
+
+
+def test_keys_with_exams_have_none_of_the_work_that_is_left_at_the_end() -> None:
+    driver = verified(1, 2, 3, config__total_steps=4)
+    play(driver)
+    pass_all(driver)
+    for number in range(4, 20):
+        join(driver, number)
+    while driver.run.round is not None:
+        if driver.run.progress.step > driver.run.last_step:
+            assert set(driver.workers()) <= {client(number) for number in (1, 2, 3)}
+        play(driver)
+    assert driver.run.work.carried == ()
+
+
 def test_exam_of_who_joins_again_stays_open() -> None:
     driver, newcomer = with_newcomer()
     driver.send(stimuli.ClientWithdrew(newcomer))
@@ -304,6 +335,35 @@ def test_results_that_wait_for_verifiers_make_room_step_by_step() -> None:
         dropped = [one for one in driver.instructions if isinstance(one, ReplaysDropped)][-1]
         assert ({one.step for one in dropped.replays}, "max_total_bytes" in dropped.reason) == ({step}, True)
     assert not open_of(driver)
+
+
+def test_nothing_is_dropped_for_a_result_that_found_room_at_last() -> None:
+    driver = verified(1, 2, 3, percent=100, within=20)
+    play(driver)
+    pass_all(driver)
+    play(driver)
+    before, number = open_of(driver), driver.round.number
+    large = ResultCommitment(number.step, number.attempt, digest_of("large"), 10, METRICS)
+    driver.reject(client(1), large, NO_ROOM)
+    driver.send(stimuli.ResultReceived(client(1), large, CheckVerdict(driver.replica_digest(), 1.0)))
+    driver.deliver(*(one for one in driver.workers() if one != client(1)))
+    driver.attest(*driver.round.tasks.plan.witnesses)
+    assert driver.round.number.step == number.step + 1
+    assert {one.key for one in before} <= {one.key for one in open_of(driver)}
+
+
+def test_disputed_results_and_those_of_proven_members_make_room_last() -> None:
+    driver, newcomer = with_newcomer(percent=100, within=20)
+    play(driver)
+    (exam,) = open_of(driver, newcomer)
+    heard(driver, "v", "w")
+    disputed = min((one for one in open_of(driver) if one.client_id != newcomer), key=lambda one: one.step)
+    report(driver, disputed, LIE, "v")
+    order = to_make_room(open_of(driver))
+    assert order == [exam]
+    others = [one for one in open_of(driver) if one != exam]
+    assert disputed.key not in {one.key for one in to_make_room(others)}
+    assert [one.key for one in to_make_room([one for one in others if one.is_disputed])] == [disputed.key]
 
 
 def test_nothing_stays_open_once_an_edit_ends_verification() -> None:

@@ -328,12 +328,12 @@ def test_batch_below_the_critical_one_is_advised_up_to_it() -> None:
     assert told.faster > 2
 
 
-@pytest.mark.parametrize(("claim", "is_short"), [(2, True), (4, False)])
-def test_rounds_that_have_fewer_batches_because_clients_take_no_more_are_named(claim: int, is_short: bool) -> None:
+@pytest.mark.parametrize(("claim", "is_exceeded"), [(2, True), (4, False)])
+def test_share_that_a_round_exceeds_is_named(claim: int, is_exceeded: bool) -> None:
     groups = [parse_clients(f"4 x {LIKE} {claim} batches")]
     found = plan_run(run_of(4, 4), groups, PlanOptions(parameter_count=100_000))
-    assert found.batches == 4 * claim
-    assert any(text.startswith("rounds have 8 batches, not 16") for text in found.warnings) == is_short
+    told = f"each of '4 x {LIKE} {claim} batches' gets 4 batches, more than {claim} (--share)"
+    assert any(text.startswith(told) for text in found.warnings) == is_exceeded
 
 
 @pytest.mark.nightly
