@@ -216,7 +216,7 @@ async def test_member_that_withholds_its_states_goes_on_as_a_new_key(tmp_path: P
 async def test_member_that_leaves_reveals_the_states_of_its_last_result_first(
     tmp_path: Path, at_end_of_epoch: bool
 ) -> None:
-    ends = {"config__epoch_time": 6 * TRAIN_S - 20.0} if at_end_of_epoch else {}
+    ends: dict[str, Any] = {"config__epoch_time": 6 * TRAIN_S - 20.0} if at_end_of_epoch else {}
     state = keeping(config__init_min_clients=2, **ends)
     async with simulated_run(state, seed=7) as run:
         played = Played(run, tmp_path)
