@@ -182,25 +182,19 @@ def trusted(proven: Sequence[Sharing], equal: int) -> Sequence[Sharing]:
     return [one._replace(entitled=max(1, equal * one.trusted // most)) if one.trusted < most else one for one in proven]
 
 
-def _by_rounds(proven: Sequence[Sharing]) -> tuple[list[Sharing], list[Sharing]]:
-    """Return those of proven clients that are on probation, and the others."""
-    most = max(one.trusted for one in proven)
-    tested = [one for one in proven if 2 * one.trusted < most]
-    return tested, [one for one in proven if 2 * one.trusted >= most]
-
-
 def _by_trust(
     proven: Sequence[Sharing], total: int, whole: int, ceiling: int | None, step: int, seed: Seed
 ) -> list[int]:
     """Return the shares of proven clients, of which those on probation have a part together. Arguments: `_by_speed`."""
-    tested, others = _by_rounds(proven)
+    most = max(one.trusted for one in proven)
+    tested = [one for one in proven if 2 * one.trusted < most]
     if not tested:
         return _by_speed(proven, total, whole, ceiling, step, seed)
     for_tested = for_newcomers(sum(min(one.claim, one.earned) for one in tested), total)
+    others = [one for one in proven if 2 * one.trusted >= most]
     of_others = iter(_by_speed(others, total - for_tested, whole, ceiling, step, seed))
     of_tested = iter(_by_speed(tested, for_tested, whole, ceiling, step, seed))
-    are_tested = {one.client_id for one in tested}
-    return [next(of_tested if one.client_id in are_tested else of_others) for one in proven]
+    return [next(of_tested if 2 * one.trusted < most else of_others) for one in proven]
 
 
 def _by_speed(
