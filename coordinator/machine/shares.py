@@ -100,10 +100,12 @@ class Sharing(NamedTuple):
 
 def for_exams(clients: Sequence[Sharing], total: int) -> int:
     """Return how many batches a round has for exams, beside `total` that are to count."""
+    if not any(one.has_exam for one in clients):
+        return 0
     ordered = _as_trusted(clients)
     proven = [one for one in ordered if one.is_proven]
     examined = [one for one in ordered if one.has_exam and not one.is_proven]
-    if not proven or not examined:
+    if not proven:
         return 0
     part, whole = NEWCOMERS_PART
     return min(sum(_parts_of(examined, proven, total // len(ordered))), max(1, total * part // (whole - part)))
