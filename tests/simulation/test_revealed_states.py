@@ -13,7 +13,7 @@ from epochal.batching.round_plan import RoundPlan
 from epochal.coordinator.machine.instructions import Convicted, ReplayJudged, ReplaysDrawn, StateWithheld
 from epochal.data_providers.protocol import DataProvider, DatasetSpec, TokenBatch
 from epochal.data_providers.providers.dummy import DummyDataProvider
-from epochal.run_manager.agent import ClientEnd, EndReason
+from epochal.run_manager.agent import LEAVE_BOUND_S, ClientEnd, EndReason
 from epochal.run_manager.context import ClientDependencies, RunAccess
 from epochal.run_manager.events import DocumentArrived, StepEntered, ignore
 from epochal.runtime.permissions import Permissions
@@ -21,7 +21,7 @@ from epochal.runtime.retry import RetryPolicy
 from epochal.runtime.worker_thread import InlineWorker, Worker
 from epochal.state.config.model_table import AdamW
 from epochal.state.config.state_file import StateFile
-from epochal.state.errors import Refused
+from epochal.state.errors import CoordinatorUnreachable, Refused
 from epochal.state.model.tensors import Float32Array
 from epochal.state.phase_names import RunState
 from epochal.state.refusals import Refusal
@@ -236,6 +236,29 @@ async def test_member_that_leaves_reveals_the_states_of_its_last_result_first(
     )
     assert (last, leaving.client_id) in {(one.report.step, one.report.client_id) for one in played.judged}
     assert (played.convicted, played.withheld) == (set(), [])
+
+
+@in_virtual_time
+async def test_member_that_leaves_waits_for_no_coordinator_that_is_gone(tmp_path: Path) -> None:
+    is_cut = asyncio.Event()
+
+    def cut(_: str, __: str) -> None:
+        if is_cut.is_set():
+            raise CoordinatorUnreachable("no route to the coordinator")
+
+    async with simulated_run(keeping(), seed=8) as run:
+        played = Played(run, tmp_path)
+        leaving, *staying = [played.start(1, HONEST, cut), *(played.start(number, HONEST) for number in (2, 3))]
+        await run.coordinator.wait_for(lambda: 4 in {entered.document.step for entered in leaving.of(StepEntered)})
+        await asyncio.sleep(TRAIN_S / 2)
+        is_cut.set()
+        asked_s = asyncio.get_running_loop().time()
+        leaving.agent.finish_and_withdraw()
+        assert leaving.task is not None
+        await leaving.task
+        assert asyncio.get_running_loop().time() - asked_s < LEAVE_BOUND_S - TRAIN_S / 2
+        for client in staying:
+            client.kill()
 
 
 @in_virtual_time
