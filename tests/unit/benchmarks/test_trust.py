@@ -129,7 +129,8 @@ def test_short_run_convicts_who_lies_and_is_not_repeated(
     work = tmp_path / "work"
     monkeypatch.setattr(trust_run, "WORK", work)
     monkeypatch.setattr(trust_run, "CALIBRATED", 1)
-    setting = Setting("sign-flip", members=5, percent=100, local_steps=2, steps=6, inner_state=inner_state)
+    steps = 6 if inner_state == "reset" else 12  # moments are revealed a round later
+    setting = Setting("sign-flip", members=5, percent=100, local_steps=2, steps=steps, inner_state=inner_state)
     whole = library_text()
     text = Text(whole.training, whole.held_out[:64])
     before = trust_run.Bench(setting, 0, text).play()
